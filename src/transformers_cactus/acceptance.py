@@ -1,0 +1,269 @@
+"""Acceptance rules: what makes a verifier keep a drafted token, and what is sampled when it does not.
+
+Glossary, after the paper (its Algorithm 1) and for every module of this package:
+
+- `p`, `q`: the draft's and the verifier's distribution at a position, after all logits processors;
+- `n`: the drafted token, sampled from `p`;
+- `h`: the target distribution that the rule puts in the verifier's place;
+- `gamma`: `h_n`, the raised probability of the drafted token;
+- `phi`: the probability with which `n` is accepted, `min(1, h_n / p_n)`;
+- `g`: the recovery distribution, sampled from after a rejection, proportional to `max(h - p, 0)`.
+
+A draft without probabilities (prompt look-up, a greedy draft) is passed as `None`: its `p` is one-hot on `n`, so
+`phi = gamma` and `g` is `h` without `n`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from .budget import closed_form_gamma, exact_gamma, two_point_kl
+from .rows import Rows
+
+RuleT = TypeVar("RuleT", bound="AcceptanceRule")
+
+
+class AcceptanceRule(ABC):
+    """An acceptance probability `phi` and a recovery distribution `g`: all that speculative sampling needs to know.
+
+    A rule is an immutable value. Its numeric parameters may be tensors of shape `[batch]`, one value per sequence.
+    """
+
+    @abstractmethod
+    def acceptance_probability(self, tokens: Tensor, verifier: Rows, draft: Rows | None) -> Tensor:
+        """`phi` of every drafted token.
+
+        Args:
+            tokens (`torch.LongTensor` of shape `[batch, block]`): The drafted tokens.
+            verifier (`Rows` of shape `[batch, block, vocab]`): `q` at their positions.
+            draft (`Rows` of shape `[batch, block, vocab]` or `None`): `p` at their positions.
+
+        Returns:
+            `torch.Tensor` of shape `[batch, block]`, in [0, 1]; NaN where `q` or `p` is no distribution.
+        """
+
+    @abstractmethod
+    def recovery_weights(self, tokens: Tensor, verifier_probs: Tensor, draft_probs: Tensor | None) -> Tensor:
+        """`g` at one position per sequence, where the drafted token was rejected.
+
+        Args:
+            tokens (`torch.LongTensor` of shape `[batch]`): The rejected tokens.
+            verifier_probs (`torch.Tensor` of shape `[batch, vocab]`): `q`.
+            draft_probs (`torch.Tensor` of shape `[batch, vocab]` or `None`): `p`.
+
+        Returns:
+            `torch.Tensor` of shape `[batch, vocab]`: Weights proportional to `g`, all at least 0, never all 0, and 0
+            wherever `q` is 0.
+        """
+
+    @abstractmethod
+    def divergence(self, tokens: Tensor, verifier: Rows) -> Tensor:
+        """`KL(h || q)` in nats at every position, `[batch, block]`. Arguments as in `acceptance_probability`."""
+
+    def select(self: RuleT, rows: Tensor) -> RuleT:
+        """The same rule for some of the sequences, where a parameter has one value per sequence.
+
+        Args:
+            rows (`torch.LongTensor` of shape `[kept]`): Indices of the sequences that are kept.
+        """
+        if not dataclasses.is_dataclass(self):
+            return self
+        per_row = {
+            field.name: value[rows.to(value.device)]
+            for field in dataclasses.fields(self)
+            if isinstance(value := getattr(self, field.name), Tensor) and value.ndim
+        }
+        return dataclasses.replace(self, **per_row) if per_row else self
+
+
+class GammaRule(AcceptanceRule):
+    """A rule that raises the drafted token to `gamma(q_n)` and scales all other tokens alike.
+
+    `phi = min(1, gamma / p_n)` reads one probability of each model; only the recovery reads a row. A subclass says
+    what `gamma` is.
+    """
+
+    @abstractmethod
+    def gamma(self, q_n: Tensor) -> Tensor:
+        """The raised probability of tokens that the verifier gives `q_n`.
+
+        Args:
+            q_n (`torch.Tensor` of shape `[batch]` or `[batch, block]`): Probabilities in [0, 1].
+
+        Returns:
+            `torch.Tensor` like `q_n`, in [q_n, 1]; 0 where `q_n` is 0, so that what the verifier excludes stays out.
+        """
+
+    @override
+    def acceptance_probability(self, tokens: Tensor, verifier: Rows, draft: Rows | None) -> Tensor:
+        gamma = self.gamma(verifier.log_prob(tokens).exp())
+        if draft is None:
+            return gamma
+        # In logarithms, for p_n that underflow. gamma = 0 rejects, even where p_n is 0 too.
+        ratio = (gamma.log() - draft.log_prob(tokens)).clamp(max=0).exp()
+        return torch.where(gamma == 0, 0.0, ratio)
+
+    @override
+    def recovery_weights(self, tokens: Tensor, verifier_probs: Tensor, draft_probs: Tensor | None) -> Tensor:
+        token = tokens[:, None]
+        q_n = verifier_probs.gather(-1, token)
+        scale = torch.where(q_n < 1, (1 - self.gamma(q_n)) / (1 - q_n), 0.0)
+        # The drafted token was rejected, so gamma < p_n and its own residual is 0.
+        others = (verifier_probs * scale).scatter(-1, token, 0.0)
+        residual = others if draft_probs is None else (others - draft_probs).clamp_(min=0)
+        # Numerically empty residuals (h = p up to rounding, or h one-hot) fall back to h without the rejected token,
+        # or to that token where the verifier allows no other.
+        unscaled = verifier_probs.scatter(-1, token, 0.0)
+        fallback = torch.where(unscaled.sum(-1, keepdim=True) > 0, unscaled, verifier_probs)
+        return torch.where(residual.sum(-1, keepdim=True) > 0, residual, fallback)
+
+    @override
+    def divergence(self, tokens: Tensor, verifier: Rows) -> Tensor:
+        q_n = verifier.log_prob(tokens).exp()
+        return two_point_kl(self.gamma(q_n), q_n)
+
+
+@dataclass(frozen=True)
+class Speculative(GammaRule):
+    """Lossless speculative sampling, `gamma = q_n` (Leviathan et al. 2023; Chen et al. 2023)."""
+
+    @override
+    def gamma(self, q_n: Tensor) -> Tensor:
+        return q_n
+
+
+@dataclass(frozen=True, eq=False)
+class Cactus(GammaRule):
+    """The paper's rule: `gamma = min(q_n + sqrt(2 * delta * q_n * (1 - q_n)), 1)` (Corollary 5).
+
+    Args:
+        delta (`float` or `torch.Tensor` of shape `[batch]`):
+            Budget for `KL(h || q)` at a drafted position, in nats, at least 0. 0 is lossless. Kept wherever
+            `gamma <= 0.5` (Corollary 6), exceeded up to twofold above; `CactusExact` keeps it everywhere.
+
+    Raises:
+        ValueError: If `delta` is negative or NaN.
+        TypeError: If `delta` is no number.
+    """
+
+    delta: float | Tensor
+
+    def __post_init__(self) -> None:
+        check_parameter("delta", self.delta, minimum=0.0, unit="a budget in nats")
+
+    @override
+    def gamma(self, q_n: Tensor) -> Tensor:
+        return closed_form_gamma(q_n, _per_sequence(self.delta, q_n))
+
+
+@dataclass(frozen=True, eq=False)
+class CactusExact(GammaRule):
+    """Cactus with the exact root: the largest `gamma` with `KL(h || q) <= delta` (Theorem 2 for the KL divergence).
+
+    Args:
+        delta (`float` or `torch.Tensor` of shape `[batch]`):
+            Budget for `KL(h || q)` at a drafted position, in nats, at least 0. 0 is lossless. Never exceeded.
+
+    Raises:
+        ValueError: If `delta` is negative or NaN.
+        TypeError: If `delta` is no number.
+    """
+
+    delta: float | Tensor
+
+    def __post_init__(self) -> None:
+        check_parameter("delta", self.delta, minimum=0.0, unit="a budget in nats")
+
+    @override
+    def gamma(self, q_n: Tensor) -> Tensor:
+        return exact_gamma(q_n, _per_sequence(self.delta, q_n))
+
+
+@dataclass(frozen=True, eq=False)
+class Lenience(GammaRule):
+    """The common multiplicative relaxation, `gamma = min(factor * q_n, 1)` (Leviathan et al. 2023, appendix A.5).
+
+    Args:
+        factor (`float` or `torch.Tensor` of shape `[batch]`): At least 1, which is lossless.
+
+    Raises:
+        ValueError: If `factor` is below 1 or NaN.
+        TypeError: If `factor` is no number.
+    """
+
+    factor: float | Tensor
+
+    def __post_init__(self) -> None:
+        check_parameter("factor", self.factor, minimum=1.0, unit="a multiple of the verifier's probability")
+
+    @override
+    def gamma(self, q_n: Tensor) -> Tensor:
+        raised = (_per_sequence(self.factor, q_n) * q_n).clamp(max=1)
+        return torch.where((q_n <= 0) | (q_n >= 1), q_n, raised)
+
+
+def gamma_star(q_n: Tensor | float, delta: Tensor | float, rule: str = "cactus") -> Any:
+    """The raised probability of a drafted token, for a budget.
+
+    Args:
+        q_n (`torch.Tensor` or `float`): The verifier's probability of the drafted token, in [0, 1].
+        delta (`torch.Tensor` or `float`): Budget in nats, at least 0, broadcast against `q_n`.
+        rule (`str`, *optional*, defaults to `"cactus"`): `"cactus"` for the paper's closed form, `"cactus-exact"` for
+            the exact root, `"speculative"` for `q_n` itself.
+
+    Returns:
+        A `torch.Tensor` in the broadcast shape, or a `float` where both arguments are numbers.
+
+    Raises:
+        ValueError: For a probability outside [0, 1], a bad budget or an unknown rule.
+
+    Example:
+        >>> from transformers_cactus import gamma_star
+        >>> round(gamma_star(0.1, 0.5), 6)
+        0.4
+    """
+    solvers = {"cactus": closed_form_gamma, "cactus-exact": exact_gamma, "speculative": lambda q, _: q}
+    if rule not in solvers:
+        raise ValueError(f"gamma_star knows the rules {', '.join(sorted(solvers))}, got rule={rule!r}.")
+    check_parameter("delta", delta, minimum=0.0, unit="a budget in nats")
+    numbers = not isinstance(q_n, Tensor) and not isinstance(delta, Tensor)
+    probability = q_n if isinstance(q_n, Tensor) else torch.tensor(q_n, dtype=torch.float64)
+    if not bool(((probability >= 0) & (probability <= 1)).all()):
+        raise ValueError("q_n must hold probabilities in [0, 1].")
+    if isinstance(delta, Tensor):
+        delta = delta.to(probability.device)
+        probability, delta = torch.broadcast_tensors(probability, delta)
+    gamma = solvers[rule](probability.to(torch.promote_types(probability.dtype, torch.float32)), delta)
+    return gamma.item() if numbers else gamma
+
+
+def check_parameter(name: str, value: object, *, minimum: float, unit: str) -> None:
+    """Raises a clear error unless `value` is a number, or a tensor of numbers, of at least `minimum`."""
+    if isinstance(value, Tensor):
+        if value.ndim > 1 or value.is_complex() or value.dtype == torch.bool:
+            raise ValueError(
+                f"{name} must be a number or a tensor of shape [batch], got {value.dtype} {list(value.shape)}."
+            )
+        if not bool((value >= minimum).all()):
+            raise ValueError(f"every {name} must be at least {minimum:g} ({unit}), got {value.tolist()}.")
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number of at least {minimum:g} ({unit}), got {value!r}.")
+    if math.isnan(value) or value < minimum:
+        raise ValueError(f"{name} must be at least {minimum:g} ({unit}), got {value!r}.")
+
+
+def _per_sequence(value: float | Tensor, like: Tensor) -> float | Tensor:
+    """A parameter in a shape that broadcasts against `[batch, ...]`."""
+    if not isinstance(value, Tensor):
+        return value
+    value = value.to(like.device)
+    return value.reshape(-1, *(1 for _ in range(like.ndim - 1))) if value.ndim else value

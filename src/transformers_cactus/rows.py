@@ -1,0 +1,65 @@
+"""Distributions over the vocabulary at every position of a block, read as sparingly as a rule allows."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+class Rows:
+    """One distribution per position, given by scores that are log-probabilities up to a constant per row.
+
+    A model's processed logits are such scores, and so are exact log-probabilities. Nothing of the size of `scores` is
+    computed or kept: a rule asks for the probability of one token per position, or for one whole row per sequence.
+
+    Args:
+        scores (`torch.Tensor` of shape `[batch, block, vocab]`):
+            Logits or log-probabilities, `-inf` for probability 0. Half-precision scores are read in float32, float64
+            scores stay float64.
+    """
+
+    def __init__(self, scores: Tensor):
+        self.scores = scores
+        self.dtype = torch.promote_types(scores.dtype, torch.float32)
+
+    @classmethod
+    def from_probs(cls, probs: Tensor) -> Rows:
+        """Rows given as probabilities, `[batch, block, vocab]`."""
+        return cls(probs.log())
+
+    @cached_property
+    def log_normalizer(self) -> Tensor:
+        """Log-sum-exp of every row, `[batch, block]`; NaN or infinite where a row is no distribution."""
+        return self.scores.to(self.dtype).logsumexp(dim=-1)
+
+    def log_prob(self, tokens: Tensor) -> Tensor:
+        """Log-probability of one token per position.
+
+        Args:
+            tokens (`torch.LongTensor` of shape `[batch, block]`): A token per position.
+
+        Returns:
+            `torch.Tensor` of shape `[batch, block]`, in nats.
+        """
+        scores = self.scores.gather(-1, tokens[..., None])[..., 0].to(self.dtype)
+        return scores - self.log_normalizer
+
+    def probs_at(self, positions: Tensor, vocab: int | None = None) -> Tensor:
+        """The whole row of one position per sequence.
+
+        Args:
+            positions (`torch.LongTensor` of shape `[batch]`): A position of the block for each sequence.
+            vocab (`int`, *optional*): Cut or pad the row with zeros to this many tokens.
+
+        Returns:
+            `torch.Tensor` of shape `[batch, vocab]`: Probabilities. A row that is no distribution comes back as NaN.
+        """
+        rows = self.scores[torch.arange(len(positions), device=positions.device), positions].to(self.dtype)
+        probs = rows.softmax(dim=-1)
+        if vocab is None or vocab == probs.shape[-1]:
+            return probs
+        if vocab < probs.shape[-1]:
+            return probs[:, :vocab]
+        return torch.nn.functional.pad(probs, (0, vocab - probs.shape[-1]))

@@ -1,0 +1,183 @@
+"""A drafted block in, accepted counts and next tokens out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .acceptance import AcceptanceRule, Speculative
+from .rows import Rows
+
+
+class Verification(NamedTuple):
+    """What the verification of a block decided. All tensors stay on the device of the scores."""
+
+    accepted: Tensor
+    """Accepted drafted tokens of each sequence, `[batch]`: its accepted length, without the next token."""
+    next_token: Tensor
+    """The token after them, `[batch]`: a recovery token, or a bonus token where the whole block was accepted."""
+    accepted_losslessly: Tensor
+    """Whether lossless speculative sampling would have accepted the token as well, given the same random number,
+    `[batch, block]`."""
+    invalid: Tensor
+    """Per sequence, `[batch]`: 0, or 1 or 2 where the verifier's or the draft's scores at position `accepted` are NaN,
+    infinite or all `-inf`. `next_token` then means nothing."""
+
+    def raise_if_invalid(self) -> None:
+        """Raises where a model's scores were no distribution. Waits for the device.
+
+        Raises:
+            FloatingPointError: Names the side, the sequence and the position in the block.
+        """
+        raise_if_invalid(self.invalid.tolist(), self.accepted.tolist())
+
+
+def raise_if_invalid(invalid: list[int], accepted: list[int]) -> None:
+    """Raises a `FloatingPointError` for the first sequence whose entry of `invalid` is not 0."""
+    for row, (side, position) in enumerate(zip(invalid, accepted, strict=True)):
+        if side:
+            name = "verifier" if side == 1 else "draft"
+            raise FloatingPointError(
+                f"The {name}'s scores for sequence {row} at position {position} of the drafted block are NaN, "
+                f"infinite or all -inf, so there is nothing to sample from. Check the {name}'s dtype (float16 overflows first) "
+                "and that the logits processors leave at least one token."
+            )
+
+
+def verify(
+    draft_tokens: Tensor,
+    verifier_scores: Tensor,
+    draft_scores: Tensor | None = None,
+    rule: AcceptanceRule | None = None,
+    *,
+    block_lengths: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Verification:
+    """Verifies a drafted block: the acceptance, recovery and bonus steps of speculative sampling (paper, Algorithm 1).
+
+    Scores are processed logits or log-probabilities: any constant per row cancels. The acceptance step reads two
+    scores and a log-sum-exp per position; one whole row per sequence is read for the next token. Nothing waits for the
+    device.
+
+    Args:
+        draft_tokens (`torch.LongTensor` of shape `[batch, block]`): The drafted tokens.
+        verifier_scores (`torch.Tensor` of shape `[batch, block + 1, vocab]`): The verifier's scores at the drafted
+            positions and at the one after them.
+        draft_scores (`torch.Tensor` of shape `[batch, block, draft_vocab]`, *optional*): The scores that the tokens
+            were sampled from; a vocabulary of another size than the verifier's is one padded differently. `None` for a
+            draft without probabilities.
+        rule ([`AcceptanceRule`], *optional*, defaults to [`Speculative`]): The rule.
+        block_lengths (`torch.LongTensor` of shape `[batch]`, *optional*): Drafted tokens of each sequence, where they
+            differ; what lies beyond is not read.
+        generator (`torch.Generator`, *optional*): Source of randomness, on the device of the scores.
+
+    Returns:
+        [`Verification`]. Call its `raise_if_invalid` unless the scores are known to be finite.
+
+    Raises:
+        ValueError: If shapes do not fit together.
+
+    Example:
+        >>> import torch
+        >>> from transformers_cactus import Cactus, verify
+        >>> draft_scores = torch.zeros(1, 2, 4)
+        >>> verifier_scores = torch.tensor([[[3.0, 0, 0, 0], [0, 3.0, 0, 0], [0, 0, 9.0, 0]]])
+        >>> outcome = verify(torch.tensor([[0, 1]]), verifier_scores, draft_scores, Cactus(0.75))
+        >>> outcome.accepted.tolist()
+        [2]
+    """
+    rule = Speculative() if rule is None else rule
+    _check_shapes(draft_tokens, verifier_scores, draft_scores, block_lengths)
+    batch, block = draft_tokens.shape
+    device = verifier_scores.device
+    vocab = verifier_scores.shape[-1]
+    # One column for each acceptance decision and a last one for the next token: separate random numbers.
+    uniforms = torch.rand(batch, block + 1, generator=generator, device=device, dtype=torch.float32)
+    if block_lengths is None:
+        block_lengths = torch.full((batch,), block, device=device)
+
+    if block:
+        verifier, draft = Rows(verifier_scores[:, :block]), None if draft_scores is None else Rows(draft_scores)
+        accept, accepted_losslessly = accept_tokens(draft_tokens, verifier, draft, rule, uniforms[:, :block])
+        drafted = torch.arange(block, device=device) < block_lengths[:, None]
+        accepted = (accept & drafted).long().cumprod(-1).sum(-1)
+    else:
+        accepted_losslessly = torch.zeros(batch, 0, dtype=torch.bool, device=device)
+        accepted = torch.zeros(batch, dtype=torch.long, device=device)
+
+    verifier_probs = Rows(verifier_scores).probs_at(accepted)
+    invalid = verifier_probs[:, 0].isnan().long()
+    weights = verifier_probs
+    if block:
+        rejected = accepted < block_lengths
+        # A sequence whose whole block was accepted has no rejected token: `where` drops what any index gives there.
+        at = accepted.clamp(max=block - 1)
+        tokens = draft_tokens.gather(-1, at[:, None])[:, 0]
+        draft_probs = None if draft is None else draft.probs_at(at, vocab)
+        recovery = rule.recovery_weights(tokens, verifier_probs, draft_probs)
+        weights = torch.where(rejected[:, None], recovery, verifier_probs)
+        if draft_probs is not None:
+            invalid = torch.where(rejected & draft_probs[:, 0].isnan() & (invalid == 0), 2, invalid)
+    return Verification(accepted, sample(weights, uniforms[:, block]), accepted_losslessly, invalid)
+
+
+def accept_tokens(
+    tokens: Tensor, verifier: Rows, draft: Rows | None, rule: AcceptanceRule, uniforms: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Whether the rule, and whether the lossless rule, accepts each drafted token for the given random numbers.
+
+    Args:
+        tokens (`torch.LongTensor` of shape `[batch, block]`): The drafted tokens.
+        verifier (`Rows` of shape `[batch, block, vocab]`): The verifier's distributions.
+        draft (`Rows` of shape `[batch, block, vocab]` or `None`): The draft's distributions.
+        rule ([`AcceptanceRule`]): The rule.
+        uniforms (`torch.Tensor` of shape `[batch, block]`): Random numbers in [0, 1).
+
+    Returns:
+        Two `torch.BoolTensor` of shape `[batch, block]`; `False` where the scores are no distribution.
+    """
+    # Strictly below: a token of acceptance probability 0 must not pass on a random number of exactly 0.
+    accept = uniforms < rule.acceptance_probability(tokens, verifier, draft)
+    lossless = uniforms < Speculative().acceptance_probability(tokens, verifier, draft)
+    return accept, lossless
+
+
+def sample(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Samples a token from each row by inverting its cumulative sum.
+
+    Args:
+        weights (`torch.Tensor` of shape `[batch, vocab]`): At least 0, not all 0; they need not sum to 1.
+        uniforms (`torch.Tensor` of shape `[batch]`): Random numbers in [0, 1).
+
+    Returns:
+        `torch.LongTensor` of shape `[batch]`. Never a token of weight 0.
+    """
+    work = torch.float32 if weights.device.type == "mps" else torch.float64
+    cumulative = weights.to(work).cumsum(-1)
+    total = cumulative[:, -1:]
+    # Rounding must not take the threshold up to the total, which no token lies above.
+    threshold = torch.minimum(uniforms.to(work)[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    # The first token whose cumulative weight exceeds the threshold raised it, so its own weight is above 0.
+    token = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+    return token.clamp(max=weights.shape[-1] - 1)
+
+
+def _check_shapes(
+    draft_tokens: Tensor, verifier_scores: Tensor, draft_scores: Tensor | None, block_lengths: Tensor | None
+) -> None:
+    if draft_tokens.ndim != 2:
+        raise ValueError(f"draft_tokens must have the shape [batch, block], got {list(draft_tokens.shape)}.")
+    batch, block = draft_tokens.shape
+    if verifier_scores.ndim != 3 or tuple(verifier_scores.shape[:2]) != (batch, block + 1):
+        raise ValueError(
+            f"verifier_scores must have the shape [{batch}, {block + 1}, vocab] (one position more than was drafted), "
+            f"got {list(verifier_scores.shape)}."
+        )
+    if draft_scores is not None and (draft_scores.ndim != 3 or tuple(draft_scores.shape[:2]) != (batch, block)):
+        raise ValueError(
+            f"draft_scores must have the shape [{batch}, {block}, vocab], got {list(draft_scores.shape)}."
+        )
+    if block_lengths is not None and tuple(block_lengths.shape) != (batch,):
+        raise ValueError(f"block_lengths must have the shape [{batch}], got {list(block_lengths.shape)}.")
