@@ -1,0 +1,263 @@
+"""A key-value cache for batches whose rows have different lengths and are rolled back by different amounts.
+
+Every row is left-aligned: the token at position `t` of a row has its key and value at index `t` of that row's buffer.
+A forward over `k` tokens writes behind each row's length, `commit` says how many of them stay, and what lies behind a
+row's length is hidden by the masks of `masks` until it is overwritten.
+
+    cache = RaggedCache(batch_size=4, device=model.device)
+    outputs = model(**forward_inputs(model, cache, tokens))  # tokens [4, k]
+    cache.commit(kept, counts)                               # kept [4], counts the same numbers on the host
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+_SMALLEST_CAPACITY: Final = 64
+
+
+class RowLengths:
+    """How far each row of a batch is filled: on the device for each row, and on the host as far as it was told.
+
+    Attributes:
+        lengths: `[batch]`, committed tokens of each row.
+        counts: the same numbers on the host, or None while the host does not know them.
+        longest: the longest length, or an upper bound of it while `counts` is None.
+        pending: number of tokens fed to the last forward, until they are committed.
+    """
+
+    def __init__(self, batch_size: int, device: torch.device | str) -> None:
+        self.lengths = torch.zeros(batch_size, dtype=torch.long, device=device)
+        self.pending = 0
+        self._slots: dict[tuple[int, int, int, torch.device], Tensor] = {}
+        self._know([0] * batch_size)
+
+    @property
+    def level(self) -> bool:
+        """Whether the host knows that all rows have the length `longest`."""
+        return self._level
+
+    def positions(self, tokens: int) -> Tensor:
+        """Return the positions of the next tokens of each row, `[batch, tokens]`."""
+        return self.lengths[:, None] + torch.arange(tokens, device=self.lengths.device)
+
+    def slots(self, tokens: int, heads: int, capacity: int, device: torch.device) -> Tensor:
+        """Return where the next tokens go in a buffer `[batch, heads, capacity, ...]` flattened to its first axis.
+
+        The result, `[batch * heads * tokens]`, is the same for all layers of one shape and kept until a commit.
+        """
+        key = (tokens, heads, capacity, device)
+        if key not in self._slots:
+            first = torch.arange(len(self.lengths) * heads, device=device) * capacity
+            positions = self.positions(tokens).to(device)
+            self._slots[key] = (first.view(-1, heads, 1) + positions[:, None, :]).flatten()
+        return self._slots[key]
+
+    def move(self, step: int | Tensor, counts: Sequence[int] | None, sign: int) -> None:
+        """Add `sign * step` to the lengths; `counts` are the values of `step` on the host."""
+        if isinstance(step, int):
+            counts = [step] * len(self.lengths)
+        if counts is not None:
+            self._check(counts, sign)
+        self.lengths = self.lengths + sign * step
+        if counts is not None and self.counts is not None:
+            self._know([length + sign * count for length, count in zip(self.counts, counts, strict=True)])
+        else:
+            self._know(None, self.longest + (self.pending if sign > 0 else 0))
+        self.pending = 0
+
+    def select(self, rows: Tensor) -> None:
+        """Keep the given rows, in the given order."""
+        self.lengths = self.lengths[rows.to(self.lengths.device)]
+        if self.counts is None:
+            self._know(None, self.longest)
+        else:
+            self._know([self.counts[row] for row in rows.tolist()])
+
+    def clear(self) -> None:
+        """Empty all rows."""
+        self.lengths = torch.zeros_like(self.lengths)
+        self.pending = 0
+        self._know([0] * len(self.lengths))
+
+    def tell(self, counts: Sequence[int]) -> None:
+        """Tell the host the true lengths, after moves without `counts`."""
+        self._know(list(counts))
+
+    def _check(self, counts: Sequence[int], sign: int) -> None:
+        if len(counts) != len(self.lengths):
+            raise ValueError(f"{len(counts)} counts were given for {len(self.lengths)} rows.")
+        limits = [self.pending] * len(counts) if sign > 0 else self.counts
+        if limits is not None and any(not 0 <= count <= limit for count, limit in zip(counts, limits, strict=True)):
+            what = "commit" if sign > 0 else "roll back"
+            raise ValueError(f"Cannot {what} {list(counts)} tokens: the rows have {limits}.")
+
+    def _know(self, counts: list[int] | None, longest: int = 0) -> None:
+        self.counts = counts
+        self.longest = longest if counts is None else max(counts, default=0)
+        self._level = counts is not None and min(counts, default=0) == self.longest
+        self._slots.clear()
+
+
+class RaggedLayer(CacheLayerMixin):
+    """Keys and values of one attention layer, in buffers `[batch, heads, capacity, head_dim]`."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, rows: RowLengths, capacity: int = 0) -> None:
+        super().__init__()
+        self.keys: Any = None
+        self.values: Any = None
+        self.rows = rows
+        self.initial_capacity = capacity
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take shape, dtype and device from the first keys and values."""
+        self.device, self.dtype = key_states.device, key_states.dtype
+        self.keys = key_states.new_zeros(*key_states.shape[:2], 0, key_states.shape[3])
+        self.values = value_states.new_zeros(*value_states.shape[:2], 0, value_states.shape[3])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write `k` new keys and values behind the length of each row.
+
+        Args:
+            key_states: `[batch, heads, k, key_dim]`.
+            value_states: `[batch, heads, k, value_dim]`.
+            *args: not used.
+            **kwargs: not used.
+
+        Returns:
+            Keys and values, `[batch, heads, longest + k, ...]`: views of the buffers.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        rows, tokens = self.rows, key_states.shape[2]
+        end = rows.longest + tokens
+        self._reserve(end)
+        if rows.level:
+            self.keys[:, :, rows.longest : end] = key_states
+            self.values[:, :, rows.longest : end] = value_states
+        else:
+            slots = rows.slots(tokens, key_states.shape[1], self.keys.shape[2], self.device)
+            self.keys.view(-1, self.keys.shape[3]).index_copy_(0, slots, key_states.reshape(-1, self.keys.shape[3]))
+            self.values.view(-1, self.values.shape[3]).index_copy_(
+                0, slots, value_states.reshape(-1, self.values.shape[3])
+            )
+        rows.pending = tokens
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def _reserve(self, needed: int) -> None:
+        capacity = self.keys.shape[2]
+        if needed <= capacity:
+            return
+        grown = max(needed, 2 * capacity, self.initial_capacity, _SMALLEST_CAPACITY)
+        self.keys, self.values = (self._grown(buffer, grown) for buffer in (self.keys, self.values))
+
+    @staticmethod
+    def _grown(buffer: Tensor, capacity: int) -> Tensor:
+        # Zeros, because attention multiplies what lies behind a short row by 0, and 0 times NaN is NaN.
+        grown = buffer.new_zeros(*buffer.shape[:2], capacity, buffer.shape[3])
+        grown[:, :, : buffer.shape[2]] = buffer
+        return grown
+
+    def select(self, rows: Tensor) -> None:
+        """Keep the given rows, in the given order."""
+        if self.is_initialized:
+            rows = rows.to(self.device)
+            self.keys, self.values = self.keys[rows], self.values[rows]
+
+    def get_seq_length(self) -> int:
+        """Return the longest length, or an upper bound of it."""
+        return self.rows.longest
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return how many keys `update` returns, and the position of the first."""
+        return self.rows.longest + query_length, 0
+
+    def get_max_length(self) -> int:
+        """Return -1: the buffers grow."""
+        return -1
+
+    def reset(self) -> None:
+        """Forget the buffers."""
+        self.keys = self.values = None
+        self.is_initialized = False
+
+
+class RaggedCache(Cache):
+    """The cache of a decoder-only model for a batch of rows of different lengths.
+
+    Args:
+        batch_size: number of rows.
+        device: where `lengths` lives: that of the input ids.
+        capacity: tokens to allocate at the first update; the buffers double when they are full.
+    """
+
+    def __init__(self, batch_size: int, *, device: torch.device | str = "cpu", capacity: int = 0) -> None:
+        self.rows = RowLengths(batch_size, device)
+        super().__init__(layer_class_to_replicate=partial(RaggedLayer, self.rows, capacity))
+
+    @property
+    def lengths(self) -> Tensor:
+        """Committed tokens of each row, `[batch]`, on the device."""
+        return self.rows.lengths
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows."""
+        return len(self.rows.lengths)
+
+    def commit(self, kept: int | Tensor, counts: Sequence[int] | None = None) -> None:
+        """Keep the first tokens of the last forward, and roll back the others.
+
+        Nothing here waits for the device. Without `counts` the host knows only an upper bound of the lengths: reads
+        become longer than needed, and equal rows lose their fast path.
+
+        Args:
+            kept: how many tokens of each row, `[batch]`, or one number for all rows.
+            counts: the values of `kept`, where the host has them.
+        """
+        self.rows.move(kept, counts, 1)
+
+    def roll_back(self, removed: int | Tensor, counts: Sequence[int] | None = None) -> None:
+        """Remove the last committed tokens of each row.
+
+        Args:
+            removed: how many tokens of each row, `[batch]`, or one number for all rows.
+            counts: the values of `removed`, where the host has them.
+        """
+        self.rows.move(removed, counts, -1)
+
+    def keep_rows(self, rows: Tensor | Sequence[int]) -> None:
+        """Keep only the given rows, in the given order, and free the memory of the others.
+
+        Args:
+            rows: row numbers, `[kept_rows]`; a number may occur more than once.
+        """
+        rows = torch.as_tensor(rows, dtype=torch.long)
+        self.rows.select(rows)
+        for layer in self.layers:
+            layer.select(rows)
+
+    def repeat_rows(self, repeats: int) -> None:
+        """Repeat each row, copies side by side as in `Tensor.repeat_interleave`."""
+        self.keep_rows(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+    batch_select_indices = keep_rows
+    reorder_cache = keep_rows
+    batch_repeat_interleave = repeat_rows
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove `-tokens_to_remove` committed tokens from each row, as caches of transformers do."""
+        self.roll_back(-tokens_to_remove)
+
+    def reset(self) -> None:
+        """Start again with empty rows."""
+        super().reset()
+        self.rows.clear()

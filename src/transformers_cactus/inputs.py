@@ -1,0 +1,70 @@
+"""What a forward of a ragged batch is given: aligned prompts, positions, masks."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._compat import cache_argument, forward_parameters
+from .cache import RaggedCache
+from .masks import ragged_masks
+
+
+def left_align(input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Move the tokens of each row to its start, in order, whatever side they were padded on.
+
+    Args:
+        input_ids: `[batch, length]`.
+        attention_mask: 0 at padding, `[batch, length]`; None where there is none.
+
+    Returns:
+        The rows, `[batch, longest]`, where columns behind a row's length hold padding, and the lengths, `[batch]`.
+    """
+    if attention_mask is None:
+        return input_ids, torch.full_like(input_ids[:, 0], input_ids.shape[1])
+    lengths = attention_mask.long().sum(1)
+    order = torch.argsort(attention_mask == 0, dim=1, stable=True)
+    return input_ids.gather(1, order)[:, : int(lengths.max())], lengths
+
+
+def forward_inputs(
+    model: Any, cache: RaggedCache, input_ids: Tensor, logits_to_keep: int | None = None
+) -> dict[str, Any]:
+    """Return the keyword arguments of a forward over the next tokens of each row.
+
+    Args:
+        model: a model for which `supports_ragged` gives no reason against it.
+        cache: what the rows hold so far.
+        input_ids: the next tokens of each row, `[batch, k]`; a row may end in padding that is not committed later.
+        logits_to_keep: number of last positions to compute logits for, where the model has a choice; None for all.
+    """
+    tokens = input_ids.shape[1]
+    positions = cache.rows.positions(tokens)
+    inputs: dict[str, Any] = {
+        "input_ids": input_ids,
+        "position_ids": positions,
+        # Rows of equal length are what transformers builds masks for, skipping them where attention needs none.
+        "attention_mask": None if cache.rows.level else ragged_masks(model, positions, cache.rows.longest + tokens),
+        cache_argument(model): cache,
+        "use_cache": True,
+    }
+    if logits_to_keep is not None and "logits_to_keep" in forward_parameters(model):
+        inputs["logits_to_keep"] = logits_to_keep
+    return inputs
+
+
+def prefill(model: Any, cache: RaggedCache, rows: Tensor, lengths: Tensor) -> None:
+    """Fill an empty cache with all but the last token of each prompt, which the first round feeds with its block.
+
+    Args:
+        model: a model for which `supports_ragged` gives no reason against it.
+        cache: empty, of the batch size of `rows`.
+        rows: left-aligned prompts, `[batch, longest]`.
+        lengths: of the prompts, at least 1, `[batch]`.
+    """
+    if rows.shape[1] < 2:
+        return
+    # Padding behind a short prompt is seen by no token before it, so the plain causal mask of equal rows is right.
+    model(**forward_inputs(model, cache, rows[:, :-1], logits_to_keep=1))
+    kept = lengths - 1
+    cache.commit(kept, kept.tolist())
