@@ -1,0 +1,107 @@
+"""Reading and checking the `cactus_*` options of a call."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from .acceptance import AcceptanceRule, Cactus, CactusExact, Lenience, Speculative
+
+RULES: dict[str, type[AcceptanceRule]] = {
+    "cactus": Cactus,
+    "cactus-exact": CactusExact,
+    "lenience": Lenience,
+    "speculative": Speculative,
+}
+"""Rules by the name that `cactus_rule` takes."""
+
+PARAMETERS: dict[str, str] = {"cactus_delta": "delta", "cactus_factor": "factor"}
+"""Options that set a parameter of the rule, and that parameter's name."""
+
+OPTIONS = ("cactus_delta", "cactus_rule", "cactus_factor")
+"""Every option."""
+
+
+def pop_options(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Removes the `cactus_*` options from a call's keyword arguments and returns them.
+
+    Raises:
+        TypeError: If one of them is unknown; the message has the nearest known name.
+    """
+    given = {name: kwargs.pop(name) for name in list(kwargs) if name.startswith("cactus_")}
+    _check_known(given, "argument")
+    return given
+
+
+def options_of(config: Any) -> dict[str, Any]:
+    """The `cactus_*` options that a `GenerationConfig` (or `None`) carries.
+
+    Raises:
+        TypeError: If one of them is unknown; the message has the nearest known name.
+    """
+    given = {} if config is None else {k: v for k, v in vars(config).items() if k.startswith("cactus_")}
+    _check_known(given, "generation_config entry")
+    return given
+
+
+def build_rule(options: Mapping[str, Any]) -> AcceptanceRule | None:
+    """The acceptance rule that a call's options ask for.
+
+    Args:
+        options (`Mapping`): Options with their values, `None` where unset.
+
+    Returns:
+        [`AcceptanceRule`] or `None`: `None` where no option is set.
+
+    Raises:
+        TypeError, ValueError: If the rule is unknown, or a parameter is missing, of the wrong type or out of range.
+    """
+    options = {name: value for name, value in options.items() if value is not None}
+    if not options:
+        return None
+    rule = options.pop("cactus_rule", "cactus")
+    if isinstance(rule, AcceptanceRule):
+        if options:
+            raise ValueError(
+                f"cactus_rule={rule!r} already carries its parameters; leave out {_listed(options)} or give the "
+                "rule by name."
+            )
+        return rule
+    if not isinstance(rule, str) or rule not in RULES:
+        nearest = difflib.get_close_matches(str(rule), RULES, n=1)
+        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+        raise ValueError(
+            f"cactus_rule must be one of {', '.join(map(repr, RULES))} or a rule object such as Cactus(0.75), got "
+            f"{rule!r}.{hint}"
+        )
+    takes = {option: name for option, name in PARAMETERS.items() if name in _fields(RULES[rule])}
+    for option in options.keys() - takes.keys():
+        warnings.warn(f"{option} has no effect with cactus_rule={rule!r}.", UserWarning, stacklevel=4)
+    missing = takes.keys() - options.keys()
+    if missing:
+        raise ValueError(f"cactus_rule={rule!r} needs {_listed(missing)}.")
+    return RULES[rule](**{name: _number(options[option]) for option, name in takes.items()})
+
+
+def _fields(rule: type[AcceptanceRule]) -> frozenset[str]:
+    return frozenset(getattr(rule, "__dataclass_fields__", ()))
+
+
+def _number(value: Any) -> Any:
+    """A list of numbers as a tensor of one value per sequence; everything else as it is."""
+    return Tensor([float(x) for x in value]) if isinstance(value, (list, tuple)) else value
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(sorted(names))
+
+
+def _check_known(given: Mapping[str, Any], what: str) -> None:
+    for name in given:
+        if name not in OPTIONS:
+            nearest = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.0)
+            raise TypeError(f"unknown {what} {name!r}. Did you mean {nearest[0]!r}? Known: {', '.join(OPTIONS)}.")

@@ -1,0 +1,118 @@
+"""The stock engine: transformers' own assisted decoding loop, with Cactus deciding what is accepted.
+
+Serves every kind of draft and of model that transformers can run assisted, one sequence at a time.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation import CandidateGenerator
+
+from . import _compat
+from .acceptance import AcceptanceRule
+from .logits_process import CactusLogitsProcessor, DraftRecorder
+from .outputs import AcceptanceStatistics
+
+
+@dataclass
+class StockCall:
+    """What one call brings to the stock loop besides what `generate` prepares, and what it takes back."""
+
+    rule: AcceptanceRule
+    """The acceptance rule."""
+    assisted: dict[str, Any]
+    """Arguments of transformers' loop that `generate` does not pass on to a custom decoding method: the draft, the
+    tokenizers, the streamer, `synced_gpus`."""
+    draft_settings: dict[str, Any]
+    """`num_assistant_tokens` and its like as the caller gave them."""
+    statistics: AcceptanceStatistics | None = None
+    """Filled by the call."""
+
+
+def stock_decoding(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    inputs_tensor: Tensor | None = None,
+    cactus_call: StockCall | None = None,
+    **model_kwargs: Any,
+) -> Any:
+    """A decoding method for `generate(custom_generate=...)`: assisted decoding in which a rule decides.
+
+    Args:
+        model (`PreTrainedModel`): The verifier.
+        input_ids (`torch.LongTensor` of shape `[1, sequence]`): The prompt.
+        logits_processor (`LogitsProcessorList`): The verifier's processors.
+        stopping_criteria (`StoppingCriteriaList`): Checked after every token.
+        generation_config (`GenerationConfig`): As prepared by `generate`.
+        inputs_tensor (`torch.Tensor`, *optional*): The encoder's input of an encoder–decoder model.
+        cactus_call ([`StockCall`]): Bound beforehand, with `functools.partial`.
+        **model_kwargs: What the verifier's forward takes.
+
+    Returns:
+        What transformers' assisted decoding returns.
+    """
+    assert cactus_call is not None
+    if not generation_config.do_sample:
+        # Not checked earlier: Whisper, for one, decides about sampling on its own.
+        warnings.warn(
+            f"{cactus_call.rule} has no effect without sampling: greedy decoding keeps exactly the tokens that the "
+            "verifier itself would pick. Pass do_sample=True (for Whisper, a temperature above 0).",
+            UserWarning,
+            stacklevel=2,
+        )
+    keep_scores = bool(generation_config.return_dict_in_generate and generation_config.output_scores)
+    processor = CactusLogitsProcessor(
+        cactus_call.rule, stopping_criteria, do_sample=bool(generation_config.do_sample), keep_scores=keep_scores
+    )
+
+    def recorded(generator: CandidateGenerator) -> DraftRecorder:
+        _compat.apply_draft_settings(generator, cactus_call.draft_settings)
+        return DraftRecorder(generator, processor, model.device)
+
+    draft = cactus_call.assisted.get("assistant_model")
+    draft_processors = LogitsProcessorList(logits_processor)
+    excess = _compat.vocab_size(draft) - _compat.vocab_size(model) if draft is not None else 0
+    if excess > 0 and cactus_call.assisted.get("assistant_tokenizer") is None:
+        draft_processors.append(VocabularyLimit(_compat.vocab_size(model)))
+    with _compat.unchanged_draft(model if draft is None else draft):
+        output = _compat.assisted_decoding(
+            model,
+            recorded,
+            draft_processors,
+            input_ids,
+            logits_processor=LogitsProcessorList([*logits_processor, processor]),
+            stopping_criteria=StoppingCriteriaList([processor.stopping_criteria]),
+            generation_config=generation_config,
+            inputs_tensor=inputs_tensor,
+            **cactus_call.assisted,
+            **model_kwargs,
+        )
+    cactus_call.statistics = AcceptanceStatistics([processor.statistics])
+    return output
+
+
+class VocabularyLimit(LogitsProcessor):
+    """Keeps a draft from proposing tokens that the verifier's vocabulary lacks.
+
+    Two models with one tokenizer may pad their vocabularies to different sizes.
+
+    Args:
+        size (`int`): The verifier's vocabulary size.
+    """
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """See transformers' `LogitsProcessor`."""
+        beyond = torch.arange(scores.shape[-1], device=scores.device) >= self.size
+        return scores.masked_fill(beyond, -torch.inf)
