@@ -41,8 +41,8 @@ def raise_if_invalid(invalid: list[int], accepted: list[int]) -> None:
             name = "verifier" if side == 1 else "draft"
             raise FloatingPointError(
                 f"The {name}'s scores for sequence {row} at position {position} of the drafted block are NaN, "
-                f"infinite or all -inf, so there is nothing to sample from. Check the {name}'s dtype (float16 overflows first) "
-                "and that the logits processors leave at least one token."
+                f"infinite or all -inf, so there is nothing to sample from. Check the {name}'s dtype (float16 overflows "
+                "first) and that the logits processors leave at least one token."
             )
 
 
