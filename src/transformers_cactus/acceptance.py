@@ -233,7 +233,7 @@ def gamma_star(q_n: Tensor | float, delta: Tensor | float, rule: str = "cactus")
     solvers = {"cactus": closed_form_gamma, "cactus-exact": exact_gamma, "speculative": lambda q, _: q}
     if rule not in solvers:
         raise ValueError(f"gamma_star knows the rules {', '.join(sorted(solvers))}, got rule={rule!r}.")
-    check_parameter("delta", delta, minimum=0.0, unit="a budget in nats")
+    check_parameter("delta", delta, minimum=0.0, unit="a budget in nats", per_sequence=False)
     numbers = not isinstance(q_n, Tensor) and not isinstance(delta, Tensor)
     probability = q_n if isinstance(q_n, Tensor) else torch.tensor(q_n, dtype=torch.float64)
     if not bool(((probability >= 0) & (probability <= 1)).all()):
@@ -245,10 +245,13 @@ def gamma_star(q_n: Tensor | float, delta: Tensor | float, rule: str = "cactus")
     return gamma.item() if numbers else gamma
 
 
-def check_parameter(name: str, value: object, *, minimum: float, unit: str) -> None:
-    """Raises a clear error unless `value` is a number, or a tensor of numbers, of at least `minimum`."""
+def check_parameter(name: str, value: object, *, minimum: float, unit: str, per_sequence: bool = True) -> None:
+    """Raises a clear error unless `value` is a number, or a tensor of numbers, of at least `minimum`.
+
+    With `per_sequence`, a tensor holds at most one number per sequence.
+    """
     if isinstance(value, Tensor):
-        if value.ndim > 1 or value.is_complex() or value.dtype == torch.bool:
+        if (per_sequence and value.ndim > 1) or value.is_complex() or value.dtype == torch.bool:
             raise ValueError(
                 f"{name} must be a number or a tensor of shape [batch], got {value.dtype} {list(value.shape)}."
             )
