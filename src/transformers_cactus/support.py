@@ -14,6 +14,7 @@ from ._compat import (
 from .masks import LAYER_TYPES, layer_types
 
 _LENGTH_DEPENDENT_ROTARY = frozenset({"dynamic", "longrope"})
+_MASK_SETTINGS = ("layer_types", "sliding_window", "attention_chunk_size")
 
 
 def supports_ragged(model: Any, max_length: int | None = None) -> str | None:
@@ -60,6 +61,11 @@ def _mask_reason(model: Any, config: Any, name: str) -> str | None:
         return f"{name} attends in both directions."
     if has_own_masks(model):
         return f"{name} builds masks of its own."
+    ignored = [
+        key for key in _MASK_SETTINGS if getattr(config, key, None) is not None and not hasattr(type(config), key)
+    ]
+    if ignored:
+        return f"The configuration of {name} sets {' and '.join(ignored)}, which its class does not know."
     if is_heterogeneous(config) or getattr(config, "num_kv_shared_layers", None):
         return f"The layers of {name} share caches or differ in their settings."
     if not relies_on_given_mask(model):
