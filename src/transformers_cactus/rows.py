@@ -31,8 +31,10 @@ class Rows:
 
     @cached_property
     def log_normalizer(self) -> Tensor:
-        """Log-sum-exp of every row, `[batch, block]`; NaN or infinite where a row is no distribution."""
-        return self.scores.to(self.dtype).logsumexp(dim=-1)
+        """Log-sum-exp of every row, `[batch, block]`; NaN where a row is no distribution."""
+        normalizer = self.scores.to(self.dtype).logsumexp(dim=-1)
+        # A row with +inf would give its finite scores the log-probability -inf, as if they were only excluded.
+        return torch.where(normalizer.isfinite(), normalizer, torch.nan)
 
     def log_prob(self, tokens: Tensor) -> Tensor:
         """Log-probability of one token per position.
