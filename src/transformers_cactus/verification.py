@@ -99,9 +99,11 @@ def verify(
         block_lengths = torch.full((batch,), block, device=device)
 
     if block:
+        drafted = torch.arange(block, device=device) < block_lengths[:, None]
+        # Whatever pads shorter blocks, a negative id for one, must not reach an index.
+        draft_tokens = torch.where(drafted, draft_tokens, 0)
         verifier, draft = Rows(verifier_scores[:, :block]), None if draft_scores is None else Rows(draft_scores)
         accept, accepted_losslessly = accept_tokens(draft_tokens, verifier, draft, rule, uniforms[:, :block])
-        drafted = torch.arange(block, device=device) < block_lengths[:, None]
         accepted = (accept & drafted).long().cumprod(-1).sum(-1)
     else:
         accepted_losslessly = torch.zeros(batch, 0, dtype=torch.bool, device=device)
