@@ -2,5 +2,5 @@
 
 import torch
 
-# Tiny tensors gain nothing from a second thread, and threads that wait for a busy core cost a lot.
+# Tiny models lose more to thread hand-over than they gain, above all on a machine that runs something else as well.
 torch.set_num_threads(1)
