@@ -1,0 +1,172 @@
+"""The options of `transformers-cactus generate`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .failures import one_line, usage_error
+from .options import CACTUS, MODELS, REPORT, RUNNING, SAMPLING, TEXT, Device, Dtype, JsonFile, Verifier, check_writable
+
+
+class Rule(str, Enum):
+    """Acceptance rules that have a name."""
+
+    CACTUS = "cactus"
+    CACTUS_EXACT = "cactus-exact"
+    LENIENCE = "lenience"
+    SPECULATIVE = "speculative"
+
+
+EPILOG = (
+    "Examples:\n\n"
+    "transformers-cactus generate --prompt 'Write a haiku.' --delta 0.75 --stats\n\n"
+    "transformers-cactus generate --verifier Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct "
+    "--delta 0.75 --num-assistant-tokens 5 < question.txt\n\n"
+    "transformers-cactus generate --verifier gpt2 --prompt-lookup-num-tokens 10 --no-chat --prompt-file log.txt"
+)
+
+
+def generate(
+    verifier: Verifier = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="The small model that drafts: a name or a folder. Default: none; with the default verifier, its own.",
+            rich_help_panel=MODELS,
+        ),
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with a model.", rich_help_panel=MODELS)
+    ] = False,
+    prompt: Annotated[
+        str | None,
+        typer.Option(help="Without it and --prompt-file, standard input is read.", rich_help_panel=TEXT),
+    ] = None,
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="A text file with the prompt.", rich_help_panel=TEXT),
+    ] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--no-chat",
+            help="Whether to wrap the prompt in the chat template. Default: if the tokenizer has one.",
+            rich_help_panel=TEXT,
+        ),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message of the chat.", rich_help_panel=TEXT)] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length at most.", rich_help_panel=TEXT)] = 256,
+    min_new_tokens: Annotated[int | None, typer.Option(min=0, help="Length at least.", rich_help_panel=TEXT)] = None,
+    stop_string: Annotated[
+        list[str] | None, typer.Option(help="Stop after this text; repeat for more.", rich_help_panel=TEXT)
+    ] = None,
+    do_sample: Annotated[
+        bool | None,
+        typer.Option(
+            "--do-sample/--no-do-sample",
+            help="Sample, or take the most probable token. Default: sample if --delta or an option of this group is "
+            "given, else what the model's generation config says.",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="0 takes the most probable token.", rich_help_panel=SAMPLING),
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="0 for all tokens.", rich_help_panel=SAMPLING)] = None,
+    top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="1 for all.", rich_help_panel=SAMPLING)] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Least share of the best token's probability.", rich_help_panel=SAMPLING),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1 discourages repetition.", rich_help_panel=SAMPLING)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Same seed, same text. Default: random.", rich_help_panel=SAMPLING)
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(
+            help="Budget in nats for each drafted token. Default: 0, which is lossless speculative sampling.",
+            rich_help_panel=CACTUS,
+        ),
+    ] = None,
+    rule: Annotated[
+        Rule | None, typer.Option(help="Acceptance rule. Default: cactus.", rich_help_panel=CACTUS)
+    ] = None,
+    factor: Annotated[
+        float | None, typer.Option(help="The factor of --rule lenience, at least 1.", rich_help_panel=CACTUS)
+    ] = None,
+    num_assistant_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens drafted in a round. Default: adapts itself.", rich_help_panel=CACTUS),
+    ] = None,
+    prompt_lookup_num_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Draft this many tokens from the prompt, without a draft.", rich_help_panel=CACTUS),
+    ] = None,
+    dtype: Annotated[
+        Dtype, typer.Option(help="Number format of the models; auto is the models' own.", rich_help_panel=RUNNING)
+    ] = Dtype.AUTO,
+    device: Device = None,
+    attn_implementation: Annotated[
+        str | None, typer.Option(help="Such as sdpa or flash_attention_2.", rich_help_panel=RUNNING)
+    ] = None,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print acceptance and speed to standard error.", rich_help_panel=REPORT)
+    ] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Generate text from a prompt, to standard output.
+
+    With a draft and no --delta, the text has exactly the verifier's distribution.
+    """
+    with one_line():
+        from .generate_run import Request, check_options, run_generate
+        from .models import dtype_named
+        from .prompt import read_prompt
+
+        given: dict[str, Any] = {
+            "max_new_tokens": max_new_tokens,
+            "min_new_tokens": min_new_tokens,
+            "stop_strings": stop_string or None,
+            "do_sample": do_sample,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "cactus_delta": delta,
+            "cactus_rule": None if rule is None else rule.value,
+            "cactus_factor": factor,
+            "num_assistant_tokens": num_assistant_tokens,
+            "prompt_lookup_num_tokens": prompt_lookup_num_tokens,
+        }
+        try:
+            options = check_options({k: v for k, v in given.items() if v is not None}, draft, verifier)
+            text = read_prompt(prompt, prompt_file)
+        except (TypeError, ValueError) as error:
+            raise usage_error(str(error)) from error
+        check_writable(json_file)
+        request = Request(
+            prompt=text,
+            verifier=verifier,
+            draft=draft,
+            loading={
+                "dtype": dtype_named(dtype.value),
+                "device": device,
+                "attn_implementation": attn_implementation,
+                "trust_remote_code": trust_remote_code,
+            },
+            chat=chat,
+            system=system,
+            seed=seed,
+            stats=stats,
+            json_file=json_file,
+        )
+        run_generate(request, options)

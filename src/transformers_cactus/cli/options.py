@@ -1,0 +1,54 @@
+"""Options that both commands have."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .failures import usage_error
+
+MODELS, TEXT, SAMPLING, CACTUS, RUNNING, REPORT = (
+    "Models",
+    "Prompt and text",
+    "Sampling",
+    "Drafting and acceptance",
+    "Running",
+    "Report",
+)
+"""Groups of options in the help."""
+
+
+class Dtype(str, Enum):
+    """Number formats."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+Verifier = Annotated[
+    str | None,
+    typer.Option(
+        help="The large model whose text you want: a name on the Hub or a folder. Default: SmolLM2-135M-Instruct.",
+        rich_help_panel=MODELS,
+        show_default=False,
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(help="Such as cpu or cuda:1. Default: the first GPU, else the processor.", rich_help_panel=RUNNING),
+]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", dir_okay=False, help="Write the numbers here.", rich_help_panel=REPORT),
+]
+
+
+def check_writable(file: Path | None) -> None:
+    """Makes sure early that a report can be written late."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise usage_error(f"--json {file}: there is no such folder.")

@@ -1,0 +1,262 @@
+"""The command line, on tiny random models with a tokenizer of single characters."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from rich.console import Console
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+import tiny_models
+import transformers_cactus.cli
+from transformers_cactus import Origin, __version__
+from transformers_cactus.cli.answer import AnswerStreamer, legend
+from transformers_cactus.cli.app import app
+from transformers_cactus.cli.measure import Measured, System
+from transformers_cactus.cli.pieces import TextPieces
+
+CHARACTERS = [chr(code) for code in range(32, 127)]
+TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }} {% endfor %}"
+
+
+def character_tokenizer(characters=CHARACTERS, template=TEMPLATE):
+    vocabulary = {token: index for index, token in enumerate(["<pad>", "<s>", *characters])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", chat_template=template
+    )
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folders of a verifier, a draft, and a draft with another tokenizer, by name."""
+    verifier, draft = tiny_models.pair("llama")
+    root = tmp_path_factory.mktemp("models")
+    for name, model, tokenizer in (
+        ("verifier", verifier, character_tokenizer()),
+        ("draft", draft, character_tokenizer()),
+        ("foreign", draft, character_tokenizer(CHARACTERS[::-1])),
+    ):
+        model.save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    tiny_models.build("t5").save_pretrained(root / "t5")
+    character_tokenizer(template=None).save_pretrained(root / "t5")
+    return {name: str(root / name) for name in ("verifier", "draft", "foreign", "t5")}
+
+
+@pytest.fixture
+def invoke(monkeypatch):
+    """Runs the command line in this process."""
+    monkeypatch.setenv("COLUMNS", "100")
+    return lambda *arguments, **options: CliRunner().invoke(app, [str(a) for a in arguments], **options)
+
+
+@pytest.mark.parametrize("command", [[], ["demo"], ["generate"]])
+def test_help_is_complete(invoke, command):
+    result = invoke(*command, "--help")
+    assert result.exit_code == 0
+    assert "Examples:" in result.output
+    assert "transformers-cactus demo" in result.output or "transformers-cactus generate" in result.output
+
+
+def test_version(invoke):
+    result = invoke("--version")
+    assert result.exit_code == 0
+    assert result.output.startswith(f"transformers-cactus {__version__} (transformers ")
+
+
+def test_missing_extra_is_explained(monkeypatch):
+    monkeypatch.setattr(transformers_cactus.cli, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"needs typer and rich: pip install 'transformers-cactus\[demo\]'"):
+        transformers_cactus.cli.main()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "--prompt", "Hi", "--delta", "-1"], "delta must be at least 0"),
+        (["generate", "--prompt", "Hi", "--delta", "nan"], "delta must be"),
+        (["generate", "--prompt", "Hi", "--rule", "lenience"], "needs cactus_factor"),
+        (["generate", "--prompt", "Hi", "--verifier", "x", "--delta", "1"], "need something that drafts"),
+        (["generate", "--prompt", "Hi", "--draft", "x", "--prompt-lookup-num-tokens", "3"], "not both"),
+        (["generate", "--verifier", "x"], "the prompt is empty"),
+        (["generate", "--prompt", "Hi", "--prompt-file", __file__], "not both"),
+        (["generate", "--prompt", "Hi", "--json", "/no/such/folder/x.json"], "no such folder"),
+        (["demo", "--delta", "-1"], "--delta must be above 0"),
+        (["demo", "--delta", "nan"], "--delta must be above 0"),
+        (["demo", "--temperature", "0"], "--temperature must be above 0"),
+        (["demo", "--prompt", "Hi", "--prompts", "2"], "not both"),
+    ],
+)
+def test_wrong_options_are_one_line_before_anything_is_loaded(invoke, arguments, message):
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["demo", "generate"])
+@pytest.mark.parametrize("side", ["verifier", "draft"])
+def test_unknown_models_are_one_line(invoke, folders, command, side):
+    named = {"verifier": folders["verifier"], "draft": folders["draft"]} | {side: "./no-such-model"}
+    result = invoke(command, "--prompt", "Hi", "--verifier", named["verifier"], "--draft", named["draft"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: cannot load the {side}") and result.stderr.count("\n") == 1
+
+
+def test_unknown_device_is_one_line(invoke, folders):
+    result = invoke("generate", "--prompt", "Hi", "--verifier", folders["verifier"], "--device", "abacus")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: cannot use the device 'abacus'") and result.stderr.count("\n") == 1
+
+
+def test_generate_with_a_draft(invoke, folders, tmp_path):
+    file = tmp_path / "numbers.json"
+    arguments = ["generate", "--verifier", folders["verifier"], "--draft", folders["draft"], "--delta", "0.75"]
+    arguments += ["--num-assistant-tokens", "3", "--max-new-tokens", "12", "--seed", "3", "--stats", "--json", file]
+    result = invoke(*arguments, "--prompt", "Hi")
+    assert result.exit_code == 0, result.stderr
+    numbers = json.loads(file.read_text())
+    assert result.stdout == numbers["text"] + "\n"
+    assert "12 tokens in" in result.stderr and "tokens/s" in result.stderr
+    assert numbers["tokens"] == numbers["acceptance"]["emitted"] == 12
+    assert sum(numbers["acceptance"]["origins"].values()) == 12
+    assert numbers["settings"]["do_sample"] and numbers["settings"]["cactus_delta"] == 0.75
+    assert invoke(*arguments, input="Hi\n").stdout == result.stdout, "a prompt from standard input is the same prompt"
+
+
+def test_generate_takes_the_chat_template_unless_told_otherwise(invoke, folders, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text("user: Hi ")
+    arguments = ["generate", "--verifier", folders["verifier"], "--no-do-sample", "--max-new-tokens", "8"]
+    chat = invoke(*arguments, "--prompt", "Hi")
+    assert chat.exit_code == 0, chat.stderr
+    assert invoke(*arguments, "--no-chat", "--prompt-file", file).stdout == chat.stdout
+    assert invoke(*arguments, "--no-chat", "--prompt", "Hi").stdout != chat.stdout
+    assert invoke(*arguments, "--prompt", "Hi", "--system", "Be brief.").stdout != chat.stdout
+
+
+@pytest.mark.parametrize("draft", [["--prompt-lookup-num-tokens", "3"], ["--draft", "draft"], ["--draft", "foreign"]])
+def test_greedy_text_is_the_verifiers_own(invoke, folders, draft):
+    arguments = ["generate", "--verifier", folders["verifier"], "--prompt", "abcabcabc", "--temperature", "0"]
+    arguments += ["--max-new-tokens", "10"]
+    alone = invoke(*arguments)
+    drafted = invoke(*arguments, *(folders.get(name, name) for name in draft), "--stats")
+    assert alone.exit_code == drafted.exit_code == 0, drafted.stderr
+    assert drafted.stdout == alone.stdout
+    assert "10 tokens in" in drafted.stderr
+
+
+def test_generate_with_an_encoder_decoder(invoke, folders, tmp_path):
+    file = tmp_path / "numbers.json"
+    arguments = ["--prompt", "Hi", "--prompt-lookup-num-tokens", "2", "--max-new-tokens", "6", "--json", file]
+    result = invoke("generate", "--verifier", folders["t5"], *arguments)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(file.read_text())["tokens"] == 6
+
+
+def test_generate_stops_after_a_stop_string(invoke, folders):
+    arguments = ["generate", "--verifier", folders["verifier"], "--draft", folders["draft"], "--temperature", "0"]
+    arguments += ["--prompt", "Hi", "--max-new-tokens", "12"]
+    text = invoke(*arguments).stdout.rstrip("\n")
+    stopped = invoke(*arguments, "--stop-string", text[4:6])
+    assert stopped.stdout.rstrip("\n") == text[: text.index(text[4:6]) + 2]
+
+
+def test_warnings_are_one_line(invoke, folders):
+    arguments = ["--draft", folders["draft"], "--delta", "0.5", "--no-do-sample", "--max-new-tokens", "4"]
+    result = invoke("generate", "--verifier", folders["verifier"], "--prompt", "Hi", *arguments)
+    assert result.exit_code == 0
+    assert result.stderr.startswith("warning: ") and result.stderr.count("\n") == 1
+
+
+def test_demo(invoke, folders, tmp_path):
+    file = tmp_path / "numbers.json"
+    arguments = ["--verifier", folders["verifier"], "--draft", folders["draft"], "--dtype", "float32"]
+    arguments += ["--prompts", "2", "--passes", "2", "--max-new-tokens", "9", "--delta", "0.5", "--json", file]
+    result = invoke("demo", *arguments)
+    assert result.exit_code == 0, result.stderr
+    assert "\x1b" not in result.stdout
+    for text in ("verifier alone", "lossless (delta 0)", "Cactus, delta 0.5", "speed ratio", "9 tokens, by where"):
+        assert text in result.stdout
+
+    numbers = json.loads(file.read_text())
+    assert numbers.keys() == {"command", "machine", "versions", "settings", "answer", "results"}
+    assert numbers["versions"]["transformers-cactus"] == __version__
+    assert numbers["settings"]["temperature"] == 0.6 and numbers["settings"]["dtype"] == "float32"
+    assert numbers["answer"]["text"] in result.stdout
+    alone, lossless, cactus = numbers["results"]
+    assert [alone["delta"], lossless["delta"], cactus["delta"]] == [None, 0, 0.5]
+    assert alone["ratio"] == 1 and "rounds" not in alone
+    for row in (lossless, cactus):
+        assert row["tokens"] == row["emitted"] == 2 * 2 * 9
+        assert row["mean_accepted_length"] == row["accepted"] / row["rounds"]
+        assert len(row["tokens_per_second_of_each_pass"]) == 2
+    assert lossless["divergence_per_token"] == 0 < cactus["divergence_per_token"]
+    assert lossless["origins"]["delta"] == 0
+
+
+def test_in_a_pipe(folders):
+    command = [sys.executable, "-c", "from transformers_cactus.cli import main; main()", "generate", "--stats"]
+    command += ["--verifier", folders["verifier"], "--draft", folders["draft"], "--max-new-tokens", "6"]
+    finished = subprocess.run(
+        command, input="Hi", capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert len(finished.stdout) == 7 and finished.stdout.endswith("\n")
+    assert "\x1b" not in finished.stdout + finished.stderr
+    assert finished.stderr.startswith("6 tokens in ") and finished.stderr.count("\n") == 1
+
+
+def test_interrupting_is_no_traceback(invoke, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("transformers_cactus.cli.generate_run.load_models", interrupt)
+    result = invoke("generate", "--prompt", "Hi")
+    assert result.exit_code == 130
+    assert result.stderr == "\ninterrupted\n"
+
+
+@pytest.mark.parametrize("origins_first", [True, False])
+def test_answers_are_coloured_by_origin(origins_first):
+    console = Console(force_terminal=True, width=60, color_system="standard", record=True, file=io.StringIO())
+    tokenizer = character_tokenizer()
+    origins = [Origin.LOSSLESS, Origin.DELTA, Origin.RECOVERED]
+    with AnswerStreamer(tokenizer, console) as streamer:
+        streamer.put(torch.tensor([[5, 6]]))  # the prompt
+        for step in (streamer.put_origins, streamer.put) if origins_first else (streamer.put, streamer.put_origins):
+            step(origins if step == streamer.put_origins else tokenizer("abc", return_tensors="pt").input_ids)
+        streamer.end()
+    console.print(legend(origins))
+    text = console.export_text(styles=True)
+    assert "\x1b[32ma\x1b[0m\x1b[1;35mb\x1b[0m\x1b[4;31mc\x1b[0m" in text
+    assert "33%" in text and "thanks to delta" in text and "fully kept block" not in text
+
+
+def test_pieces_join_to_the_text_and_keep_characters_whole():
+    class Bytes:
+        def decode(self, tokens, **_):
+            return bytes(tokens).decode(errors="replace")
+
+    pieces = TextPieces(Bytes())
+    text = "né 🌵!"
+    parts = [pieces.push(byte) for byte in text.encode()]
+    assert "".join(parts) == text
+    assert parts[1:3] == ["", "é"]
+
+
+def test_ratios_compare_within_a_pass():
+    baseline = Measured(System(None), tokens=[10, 10, 10], seconds=[1.0, 10.0, 1.0])
+    faster = Measured(System(1.0), tokens=[10, 10, 10], seconds=[0.5, 5.0, 1.0])
+    assert faster.ratio(baseline) == 2.0
+    assert faster.tokens_per_second == 10.0
