@@ -125,8 +125,8 @@ def test_holds_exactly_what_was_committed(data: st.DataObject) -> None:
         assert cache.rows.longest >= max(lengths)
         for layer in cache.layers:
             for row, keys in enumerate(oracle.rows):
-                assert torch.equal(layer.keys[row, :, : keys.shape[1]], keys)
-                assert torch.equal(layer.values[row, :, : keys.shape[1]], -keys)
+                assert torch.equal(layer.key_buffer[row, :, : keys.shape[1]], keys)
+                assert torch.equal(layer.value_buffer[row, :, : keys.shape[1]], -keys)
 
 
 def test_capacity_doubles_and_new_slots_are_zero() -> None:
@@ -135,28 +135,28 @@ def test_capacity_doubles_and_new_slots_are_zero() -> None:
     for _ in range(300):
         cache.update(states(2, 1), states(2, 1), 0)
         cache.commit(torch.tensor([1, 0]), [1, 0])
-        seen.append(cache.layers[0].keys.shape[2])
+        seen.append(cache.layers[0].key_buffer.shape[2])
     assert sorted(set(seen)) == [64, 128, 256, 512]
-    assert not cache.layers[0].keys[1, :, 1:].any()
+    assert not cache.layers[0].key_buffer[1, :, 1:].any()
 
 
 def test_capacity_given_up_front_never_moves() -> None:
     cache = RaggedCache(1, capacity=100)
     cache.update(states(1, 5), states(1, 5), 0)
     cache.commit(5)
-    address = cache.layers[0].keys.data_ptr()
+    address = cache.layers[0].key_buffer.data_ptr()
     cache.update(states(1, 95), states(1, 95), 0)
-    assert cache.layers[0].keys.data_ptr() == address
-    assert cache.layers[0].keys.shape[2] == 100
+    assert cache.layers[0].key_buffer.data_ptr() == address
+    assert cache.layers[0].key_buffer.shape[2] == 100
 
 
 def test_keep_rows_frees_memory() -> None:
     cache = RaggedCache(4)
     cache.update(states(4, 3), states(4, 3), 0)
     cache.commit(3)
-    before = cache.layers[0].keys.untyped_storage().nbytes()
+    before = cache.layers[0].key_buffer.untyped_storage().nbytes()
     cache.keep_rows([2])
-    assert cache.layers[0].keys.untyped_storage().nbytes() == before // 4
+    assert cache.layers[0].key_buffer.untyped_storage().nbytes() == before // 4
     assert cache.batch_size == 1
 
 
@@ -199,8 +199,8 @@ def test_what_lies_behind_a_row_never_matters(name: str, attention: str, garbage
         cache.commit(0)
         for layer in cache.layers:
             for row, length in enumerate(cache.lengths.tolist()):
-                layer.keys[row, :, length:] = garbage
-                layer.values[row, :, length:] = garbage
+                layer.key_buffer[row, :, length:] = garbage
+                layer.value_buffer[row, :, length:] = garbage
         assert torch.equal(logits(model, cache, block), expected)
 
 
@@ -213,7 +213,7 @@ def test_half_precision(dtype: torch.dtype, attention: str) -> None:
         together = logits(model, cache, last)[0]
         rows, _ = left_align(**tiny_models.prompts([3, 12]))
         alone = model(rows[:1, :3]).logits[0, -1:]
-    assert cache.layers[0].keys.dtype == dtype
+    assert cache.layers[0].key_buffer.dtype == dtype
     torch.testing.assert_close(together, alone, atol=0.1, rtol=0.1)
 
 
@@ -236,6 +236,13 @@ def test_reset_empties_the_rows() -> None:
         assert cache.lengths.tolist() == [0, 0]
         fresh = logits(model, RaggedCache(2), last)
         assert torch.equal(logits(model, cache, last), fresh)
+
+
+def test_buffers_cannot_be_mistaken_for_tokens() -> None:
+    cache = RaggedCache(1)
+    cache.update(states(1, 3), states(1, 3), 0)
+    assert cache.layers[0].keys is None
+    assert cache.layers[0].values is None
 
 
 def test_impossible_counts_are_refused() -> None:

@@ -104,23 +104,25 @@ class RowLengths:
 
 
 class RaggedLayer(CacheLayerMixin):
-    """Keys and values of one attention layer, in buffers `[batch, heads, capacity, head_dim]`."""
+    """Keys and values of one attention layer, in buffers `[batch, heads, capacity, head_dim]`.
+
+    `keys` and `values` stay None: a model that reads them directly, past `update`, must fail rather than take the
+    slots behind a row's length for tokens.
+    """
 
     is_sliding = False
     is_croppable = True
 
     def __init__(self, rows: RowLengths, capacity: int = 0) -> None:
         super().__init__()
-        self.keys: Any = None
-        self.values: Any = None
         self.rows = rows
         self.initial_capacity = capacity
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take shape, dtype and device from the first keys and values."""
         self.device, self.dtype = key_states.device, key_states.dtype
-        self.keys = key_states.new_zeros(*key_states.shape[:2], 0, key_states.shape[3])
-        self.values = value_states.new_zeros(*value_states.shape[:2], 0, value_states.shape[3])
+        self.key_buffer = key_states.new_zeros(*key_states.shape[:2], 0, key_states.shape[3])
+        self.value_buffer = value_states.new_zeros(*value_states.shape[:2], 0, value_states.shape[3])
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -138,39 +140,30 @@ class RaggedLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         rows, tokens = self.rows, key_states.shape[2]
-        end = rows.longest + tokens
+        start, end = rows.longest, rows.longest + tokens
         self._reserve(end)
         if rows.level:
-            self.keys[:, :, rows.longest : end] = key_states
-            self.values[:, :, rows.longest : end] = value_states
+            self.key_buffer[:, :, start:end] = key_states
+            self.value_buffer[:, :, start:end] = value_states
         else:
-            slots = rows.slots(tokens, key_states.shape[1], self.keys.shape[2], self.device)
-            self.keys.view(-1, self.keys.shape[3]).index_copy_(0, slots, key_states.reshape(-1, self.keys.shape[3]))
-            self.values.view(-1, self.values.shape[3]).index_copy_(
-                0, slots, value_states.reshape(-1, self.values.shape[3])
-            )
+            slots = rows.slots(tokens, key_states.shape[1], self.key_buffer.shape[2], self.device)
+            _scatter(self.key_buffer, slots, key_states)
+            _scatter(self.value_buffer, slots, value_states)
         rows.pending = tokens
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return self.key_buffer[:, :, :end], self.value_buffer[:, :, :end]
 
     def _reserve(self, needed: int) -> None:
-        capacity = self.keys.shape[2]
-        if needed <= capacity:
-            return
-        grown = max(needed, 2 * capacity, self.initial_capacity, _SMALLEST_CAPACITY)
-        self.keys, self.values = (self._grown(buffer, grown) for buffer in (self.keys, self.values))
-
-    @staticmethod
-    def _grown(buffer: Tensor, capacity: int) -> Tensor:
-        # Zeros, because attention multiplies what lies behind a short row by 0, and 0 times NaN is NaN.
-        grown = buffer.new_zeros(*buffer.shape[:2], capacity, buffer.shape[3])
-        grown[:, :, : buffer.shape[2]] = buffer
-        return grown
+        capacity = self.key_buffer.shape[2]
+        if needed > capacity:
+            grown = max(needed, 2 * capacity, self.initial_capacity, _SMALLEST_CAPACITY)
+            self.key_buffer = _grow(self.key_buffer, grown)
+            self.value_buffer = _grow(self.value_buffer, grown)
 
     def select(self, rows: Tensor) -> None:
         """Keep the given rows, in the given order."""
         if self.is_initialized:
             rows = rows.to(self.device)
-            self.keys, self.values = self.keys[rows], self.values[rows]
+            self.key_buffer, self.value_buffer = self.key_buffer[rows], self.value_buffer[rows]
 
     def get_seq_length(self) -> int:
         """Return the longest length, or an upper bound of it."""
@@ -186,8 +179,19 @@ class RaggedLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget the buffers."""
-        self.keys = self.values = None
         self.is_initialized = False
+
+
+def _scatter(buffer: Tensor, slots: Tensor, states: Tensor) -> None:
+    width = buffer.shape[3]
+    buffer.view(-1, width).index_copy_(0, slots, states.reshape(-1, width))
+
+
+def _grow(buffer: Tensor, capacity: int) -> Tensor:
+    # Zeros, because attention multiplies what lies behind a short row by 0, and 0 times NaN is NaN.
+    grown = buffer.new_zeros(*buffer.shape[:2], capacity, buffer.shape[3])
+    grown[:, :, : buffer.shape[2]] = buffer
+    return grown
 
 
 class RaggedCache(Cache):
