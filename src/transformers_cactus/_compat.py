@@ -3,11 +3,15 @@
 Checked against transformers 5.17.0 and 5.24.0.
 """
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
+
+from transformers import PrefixConstrainedLogitsProcessor
+from transformers.generation import GenerateDecoderOnlyOutput
 
 
 @lru_cache(maxsize=256)
@@ -132,6 +136,11 @@ def apply_draft_settings(generator: Any, settings: dict[str, Any]) -> None:
         generator.generation_config.assistant_confidence_threshold = settings["assistant_confidence_threshold"]
 
 
+def draft_from_ids(generator: Any) -> None:
+    """Let a candidate generator's draft model read the prompt's ids: it gets the verifier's embeddings as well."""
+    getattr(generator, "assistant_kwargs", {}).pop("inputs_embeds", None)
+
+
 @contextmanager
 def unchanged_draft(draft: Any) -> Iterator[None]:
     """Put back what candidate generators write to the draft, also after an exception.
@@ -148,3 +157,30 @@ def unchanged_draft(draft: Any) -> Iterator[None]:
         config.repetition_penalty = penalty
         if layers is not None and base.config.num_hidden_layers != layers:
             base.config.num_hidden_layers = layers
+
+
+def processor_of_row(processor: Any, row: int) -> Any:
+    """Return a processor for one row of a batch, called with that row alone."""
+    return processor_of_rows(processor, [row])
+
+
+def processor_of_rows(processor: Any, rows: list[int]) -> Any:
+    """Return a processor for some rows of a batch, called with these rows.
+
+    Only the one for `prefix_allowed_tokens_fn` tells rows apart: it hands their numbers to the function.
+    """
+    if not isinstance(processor, PrefixConstrainedLogitsProcessor):
+        return processor
+    allowed = processor._prefix_allowed_tokens_fn
+    return PrefixConstrainedLogitsProcessor(lambda index, ids: allowed(rows[index], ids), num_beams=1)
+
+
+def decoder_only_output(*, cache: Any, **fields: Any) -> GenerateDecoderOnlyOutput:
+    """Return what `generate` returns with `return_dict_in_generate`; 5.17 and 5.24 name its cache differently."""
+    names = {field.name for field in dataclasses.fields(GenerateDecoderOnlyOutput)}
+    return GenerateDecoderOnlyOutput(**fields, **{"cache" if "cache" in names else "past_key_values": cache})
+
+
+def generate_parameters(model: Any) -> frozenset[str]:
+    """Return the names of the parameters of the model's `generate`."""
+    return _parameters(type(model).generate)

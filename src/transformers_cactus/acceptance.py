@@ -68,20 +68,27 @@ class AcceptanceRule(ABC):
     def divergence(self, tokens: Tensor, verifier: Rows) -> Tensor:
         """`KL(h || q)` in nats at every position, `[batch, block]`. Arguments as in `acceptance_probability`."""
 
+    @property
+    def batch_size(self) -> int | None:
+        """Number of sequences that the parameters are for, or `None` where they hold for any."""
+        return next((len(value) for value in self._per_sequence_parameters().values()), None)
+
     def select(self: RuleT, rows: Tensor) -> RuleT:
         """The same rule for some of the sequences, where a parameter has one value per sequence.
 
         Args:
             rows (`torch.LongTensor` of shape `[kept]`): Indices of the sequences that are kept.
         """
-        if not dataclasses.is_dataclass(self):
+        per_sequence = self._per_sequence_parameters()
+        if not per_sequence:
             return self
-        per_row = {
-            field.name: value[rows.to(value.device)]
-            for field in dataclasses.fields(self)
-            if isinstance(value := getattr(self, field.name), Tensor) and value.ndim
-        }
-        return dataclasses.replace(self, **per_row) if per_row else self
+        kept = {name: value[rows.to(value.device)] for name, value in per_sequence.items()}
+        return dataclasses.replace(self, **kept)  # type: ignore[type-var]
+
+    def _per_sequence_parameters(self) -> dict[str, Tensor]:
+        names: list[str] = [field.name for field in dataclasses.fields(self)] if dataclasses.is_dataclass(self) else []
+        values: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor) and value.ndim}
 
 
 class GammaRule(AcceptanceRule):

@@ -22,7 +22,7 @@ RULES: dict[str, type[AcceptanceRule]] = {
 PARAMETERS: dict[str, str] = {"cactus_delta": "delta", "cactus_factor": "factor"}
 """Options that set a parameter of the rule, and that parameter's name."""
 
-OPTIONS = ("cactus_delta", "cactus_rule", "cactus_factor")
+OPTIONS = ("cactus_delta", "cactus_rule", "cactus_factor", "cactus_engine")
 """Every option."""
 
 
@@ -60,7 +60,7 @@ def build_rule(options: Mapping[str, Any]) -> AcceptanceRule | None:
     Raises:
         TypeError, ValueError: If the rule is unknown, or a parameter is missing, of the wrong type or out of range.
     """
-    options = {name: value for name, value in options.items() if value is not None}
+    options = {name: value for name, value in options.items() if value is not None and name != "cactus_engine"}
     if not options:
         return None
     rule = options.pop("cactus_rule", "cactus")
@@ -85,6 +85,16 @@ def build_rule(options: Mapping[str, Any]) -> AcceptanceRule | None:
     if missing:
         raise ValueError(f"cactus_rule={rule!r} needs {_listed(missing)}.")
     return RULES[rule](**{name: _number(options[option]) for option, name in takes.items()})
+
+
+def warn_of_greedy(rule: AcceptanceRule) -> None:
+    """Says that a rule decides nothing in a call that does not sample."""
+    warnings.warn(
+        f"{rule} has no effect without sampling: greedy decoding keeps exactly the tokens that the verifier itself "
+        "would pick. Pass do_sample=True (for Whisper, a temperature above 0).",
+        UserWarning,
+        stacklevel=2,
+    )
 
 
 def _fields(rule: type[AcceptanceRule]) -> frozenset[str]:

@@ -10,23 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
-from transformers.utils import ModelOutput
+from transformers import GenerationMixin, PreTrainedModel
 
-from . import _compat
-from .acceptance import AcceptanceRule
 from .configuration import build_rule, options_of, pop_options
-from .stock import StockCall, stock_decoding
-
-DRAFT_OPTIONS = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
-"""Options of a `GenerationConfig` that bring a draft without an assistant model."""
-
-DRAFT_SETTINGS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
-"""Options that steer a draft model. transformers reads them from the draft's own config and overlooks the call's."""
-
-PADDING_LIMIT = 1024
-"""Vocabulary sizes further apart than this are taken for different tokenizers, not for one tokenizer padded twice
-(Qwen2.5's sizes differ by 128)."""
+from .decoding import fast_decoding
+from .engines import run
+from .settings import CallSettings
+from .stock import stock_decoding
 
 
 def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
@@ -36,11 +26,15 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         model (`PreTrainedModel`): The verifier.
         *args, **kwargs: Whatever `model.generate` takes, with a draft of any kind that transformers knows
             (`assistant_model`, `prompt_lookup_num_tokens`, `assistant_early_exit` ...), and:
-        cactus_delta (`float`, *optional*): Budget in nats for raising a drafted token's probability, at least 0. 0 is
-            lossless speculative sampling. `None` turns off what the generation config says.
+        cactus_delta (`float`, `list` or `torch.Tensor` of shape `[batch]`, *optional*): Budget in nats for raising a
+            drafted token's probability, at least 0; one for all sequences or one for each. 0 is lossless speculative
+            sampling. `None` turns off what the generation config says.
         cactus_rule (`str` or [`AcceptanceRule`], *optional*, defaults to `"cactus"`): `"cactus"`, `"cactus-exact"`,
             `"lenience"`, `"speculative"`, or a rule object.
         cactus_factor (`float`, *optional*): The factor of `"lenience"`, at least 1.
+        cactus_engine (`str`, *optional*, defaults to `"auto"`): `"fast"` for this package's own decoding loop, for
+            decoder-only models and batches; `"stock"` for transformers' assisted decoding loop, for every model and
+            draft that it knows, one sequence at a time; `"auto"` for the first that can run the call.
 
     Returns:
         What `model.generate` returns. With `return_dict_in_generate=True` it has one more field, `acceptance`
@@ -176,7 +170,7 @@ def _call(model: PreTrainedModel, original: Callable[..., Any], args: tuple[Any,
     rule = None if given.get("cactus_delta", 0) is None else build_rule(options)
     if rule is None:
         return original(*args, **kwargs)
-    setting = _Settings(model, call)
+    setting = CallSettings(model, call, options.get("cactus_engine") or "auto")
     if not setting.has_draft() and not given and not options_of(config):
         warnings.warn(
             "the model's generation_config has cactus options, but this call has no draft: they have no effect.",
@@ -185,7 +179,7 @@ def _call(model: PreTrainedModel, original: Callable[..., Any], args: tuple[Any,
         )
         return original(*args, **kwargs)
     setting.check()
-    return _run_stock(setting, original, rule)
+    return run(setting, original, rule)
 
 
 def _by_name(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -202,89 +196,4 @@ def _by_name(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _is_ours(decoding: Any) -> bool:
-    return isinstance(decoding, functools.partial) and decoding.func is stock_decoding
-
-
-class _Settings:
-    """A call's settings, as `generate` will see them: an argument, else the given config's, else the model's."""
-
-    def __init__(self, model: PreTrainedModel, call: dict[str, Any]):
-        self.model = model
-        self.call = call
-
-    def __getitem__(self, name: str) -> Any:
-        if name in self.call:
-            return self.call[name]
-        given = self.given(name)
-        return getattr(self.model.generation_config, name, None) if given is None else given
-
-    def given(self, name: str) -> Any:
-        """What this call says, leaving the model's own generation config aside."""
-        value = self.call.get(name)
-        return getattr(self.call.get("generation_config"), name, None) if value is None else value
-
-    def has_draft(self) -> bool:
-        """Whether anything will propose tokens."""
-        return self["assistant_model"] is not None or any(self[name] for name in DRAFT_OPTIONS)
-
-    def check(self) -> None:
-        """Raises, before any model runs, for what cannot work."""
-        if not self.has_draft():
-            raise ValueError(
-                "cactus options need a draft to verify, and this call has none. Pass assistant_model=<a smaller model "
-                "with the same tokenizer>, or prompt_lookup_num_tokens=10 to draft from the prompt itself, or "
-                "assistant_early_exit=<layer> for a model trained for it."
-            )
-        if self["custom_generate"] is not None:
-            raise ValueError("custom_generate and cactus options cannot be combined: both replace the decoding loop.")
-        if (self["num_beams"] or 1) > 1:
-            raise ValueError(
-                f"cactus options need num_beams=1, got {self['num_beams']}: beams are not sampled tokens."
-            )
-        if self["assistant_ensemble_weight"] is not None:
-            raise ValueError(
-                "assistant_ensemble_weight and cactus options are two acceptance rules; a call can have one. Leave "
-                "one of them out."
-            )
-        if self["use_cache"] is False:
-            raise ValueError("cactus options need a cache to roll back: leave out use_cache=False.")
-        if self["stop_strings"] is not None and self["tokenizer"] is None:
-            raise ValueError("stop_strings need tokenizer=<the verifier's tokenizer> in the call.")
-        self._check_vocabularies()
-
-    def _check_vocabularies(self) -> None:
-        draft = self["assistant_model"]
-        if draft is None or self["assistant_tokenizer"] is not None:
-            return
-        sizes = _compat.vocab_size(self.model), _compat.vocab_size(draft)
-        if abs(sizes[0] - sizes[1]) > PADDING_LIMIT:
-            raise ValueError(
-                f"the verifier's vocabulary has {sizes[0]} entries and the draft's {sizes[1]}: too far apart for one "
-                "tokenizer padded to different sizes. Pass tokenizer=<the verifier's> and assistant_tokenizer=<the "
-                "draft's>, or take a draft with the verifier's tokenizer."
-            )
-
-
-def _run_stock(setting: _Settings, original: Callable[..., Any], rule: AcceptanceRule) -> Any:
-    call = dict(setting.call)
-    call.pop("custom_generate", None)
-    assisted = {
-        "assistant_model": setting["assistant_model"],
-        "tokenizer": call.get("tokenizer"),
-        "assistant_tokenizer": call.pop("assistant_tokenizer", None),
-        "streamer": call.get("streamer"),
-        "synced_gpus": _compat.synced_gpus(setting.model, call.get("synced_gpus")),
-    }
-    if setting["stop_strings"] is not None:
-        # `generate` mislays the tokenizer on its way to a custom decoding method.
-        call["stopping_criteria"] = StoppingCriteriaList(
-            [*(call.get("stopping_criteria") or []), StopStringCriteria(call["tokenizer"], setting["stop_strings"])]
-        )
-        call["stop_strings"] = None
-    draft_settings = {name: value for name in DRAFT_SETTINGS if (value := setting.given(name)) is not None}
-    stock_call = StockCall(rule, {k: v for k, v in assisted.items() if v is not None}, draft_settings)
-    decoding = functools.partial(stock_decoding, cactus_call=stock_call)
-    output = original(**call, custom_generate=decoding)
-    if isinstance(output, (ModelOutput, dict)) and stock_call.statistics is not None:
-        output["acceptance"] = stock_call.statistics
-    return output
+    return isinstance(decoding, functools.partial) and decoding.func in (stock_decoding, fast_decoding)

@@ -5,7 +5,6 @@ Serves every kind of draft and of model that transformers can run assisted, one 
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from transformers.generation import CandidateGenerator
 
 from . import _compat
 from .acceptance import AcceptanceRule
+from .configuration import warn_of_greedy
 from .logits_process import CactusLogitsProcessor, DraftRecorder
 from .outputs import AcceptanceStatistics
 
@@ -63,12 +63,9 @@ def stock_decoding(
     assert cactus_call is not None
     if not generation_config.do_sample:
         # Not checked earlier: Whisper, for one, decides about sampling on its own.
-        warnings.warn(
-            f"{cactus_call.rule} has no effect without sampling: greedy decoding keeps exactly the tokens that the "
-            "verifier itself would pick. Pass do_sample=True (for Whisper, a temperature above 0).",
-            UserWarning,
-            stacklevel=2,
-        )
+        warn_of_greedy(cactus_call.rule)
+    if cactus_call.rule.batch_size not in (None, 1):
+        raise ValueError(f"{cactus_call.rule} has parameters for several sequences, the call has one.")
     keep_scores = bool(generation_config.return_dict_in_generate and generation_config.output_scores)
     processor = CactusLogitsProcessor(
         cactus_call.rule, stopping_criteria, do_sample=bool(generation_config.do_sample), keep_scores=keep_scores
@@ -76,7 +73,10 @@ def stock_decoding(
 
     def recorded(generator: CandidateGenerator) -> DraftRecorder:
         _compat.apply_draft_settings(generator, cactus_call.draft_settings)
-        return DraftRecorder(generator, processor, model.device)
+        prompt_alone = model_kwargs.get("inputs_embeds") is not None
+        if prompt_alone:
+            _compat.draft_from_ids(generator)
+        return DraftRecorder(generator, processor, model.device, prompt_alone=prompt_alone)
 
     draft = cactus_call.assisted.get("assistant_model")
     draft_processors = LogitsProcessorList(logits_processor)

@@ -21,6 +21,8 @@ class Verification(NamedTuple):
     accepted_losslessly: Tensor
     """Whether lossless speculative sampling would have accepted the token as well, given the same random number,
     `[batch, block]`."""
+    divergence: Tensor
+    """`KL(h || q)` in nats at every drafted position, `[batch, block]`."""
     invalid: Tensor
     """Per sequence, `[batch]`: 0, or 1 or 2 where the verifier's or the draft's scores at position `accepted` are NaN,
     infinite or all `-inf`. `next_token` then means nothing."""
@@ -41,8 +43,8 @@ def raise_if_invalid(invalid: list[int], accepted: list[int]) -> None:
             name = "verifier" if side == 1 else "draft"
             raise FloatingPointError(
                 f"The {name}'s scores for sequence {row} at position {position} of the drafted block are NaN, "
-                f"infinite or all -inf, so there is nothing to sample from. Check the {name}'s dtype (float16 overflows "
-                "first) and that the logits processors leave at least one token."
+                f"infinite or all -inf, so there is nothing to sample from. Check the {name}'s dtype (float16 "
+                "overflows first) and that the logits processors leave at least one token."
             )
 
 
@@ -104,9 +106,11 @@ def verify(
         draft_tokens = torch.where(drafted, draft_tokens, 0)
         verifier, draft = Rows(verifier_scores[:, :block]), None if draft_scores is None else Rows(draft_scores)
         accept, accepted_losslessly = accept_tokens(draft_tokens, verifier, draft, rule, uniforms[:, :block])
+        divergence = rule.divergence(draft_tokens, verifier)
         accepted = (accept & drafted).long().cumprod(-1).sum(-1)
     else:
         accepted_losslessly = torch.zeros(batch, 0, dtype=torch.bool, device=device)
+        divergence = torch.zeros(batch, 0, device=device)
         accepted = torch.zeros(batch, dtype=torch.long, device=device)
 
     verifier_probs = Rows(verifier_scores).probs_at(accepted)
@@ -122,7 +126,30 @@ def verify(
         weights = torch.where(rejected[:, None], recovery, verifier_probs)
         if draft_probs is not None:
             invalid = torch.where(rejected & draft_probs[:, 0].isnan() & (invalid == 0), 2, invalid)
-    return Verification(accepted, sample(weights, uniforms[:, block]), accepted_losslessly, invalid)
+    next_token = sample(weights, uniforms[:, block])
+    return Verification(accepted, next_token, accepted_losslessly, divergence, invalid)
+
+
+def verify_greedy(
+    draft_tokens: Tensor, verifier_scores: Tensor, *, block_lengths: Tensor | None = None
+) -> Verification:
+    """Verifies a drafted block without sampling: a token is kept where it is the verifier's most probable one.
+
+    Args and result as in [`verify`]; every accepted token counts as losslessly accepted.
+    """
+    _check_shapes(draft_tokens, verifier_scores, None, block_lengths)
+    block = draft_tokens.shape[1]
+    selected = verifier_scores.argmax(-1)
+    accept = draft_tokens == selected[:, :block]
+    if block_lengths is not None:
+        accept &= torch.arange(block, device=accept.device) < block_lengths[:, None]
+    accepted = accept.long().cumprod(-1).sum(-1)
+    at = accepted[:, None]
+    next_token = selected.gather(-1, at)
+    # The maximum is NaN where any score is, and infinite where sampling would fail as well.
+    highest = verifier_scores.gather(1, at[..., None].expand(-1, -1, verifier_scores.shape[-1])).amax(-1)
+    divergence = torch.zeros_like(accept, dtype=torch.float32)
+    return Verification(accepted, next_token[:, 0], accept, divergence, (~highest[:, 0].isfinite()).long())
 
 
 def accept_tokens(

@@ -1,0 +1,351 @@
+"""The fast engine: our own decoding loop for decoder-only models, over batches of rows of different lengths.
+
+A round: the drafter proposes a block; the verifier runs once over each row's last token and its block; the acceptance
+rule keeps a prefix of the block and samples the next token; stopping conditions cut what was emitted; the caches go
+back to what stays. One transfer per round tells the host what was accepted.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from . import _compat
+from .acceptance import AcceptanceRule
+from .cache import RaggedCache
+from .configuration import warn_of_greedy
+from .drafting import Block, Drafter, ModelDrafter, PromptLookupDrafter, context_limit
+from .inputs import forward_inputs, left_align, prefill
+from .outputs import AcceptanceStatistics, SequenceStatistics
+from .processing import BlockProcessor
+from .sequences import Sequences
+from .stopping import BlockStopping
+from .verification import Verification, raise_if_invalid, verify, verify_greedy
+
+LARGEST_FIRST_CAPACITY = 4096
+"""Tokens per row for which the cache reserves memory at once. Beyond that it doubles as it fills: `max_length` is
+often a limit that is not reached."""
+
+
+@dataclass
+class FastCall:
+    """What one call brings to the loop besides what `generate` prepares, and what it takes back."""
+
+    rule: AcceptanceRule
+    """The acceptance rule."""
+    assistant_model: PreTrainedModel | None
+    """The draft model; `None` for prompt look-up."""
+    num_assistant_tokens: int
+    """Longest block."""
+    schedule: str = "constant"
+    """`num_assistant_tokens_schedule`: with `"heuristic"` or `"heuristic_transient"` a block gets 2 tokens longer
+    after a round in which every sequence kept its whole block, else 1 shorter. Within the call: no config is changed.
+    """
+    confidence_threshold: float = 0.0
+    """See [`ModelDrafter`]."""
+    max_ngram_size: int = 2
+    """See [`PromptLookupDrafter`]."""
+    streamer: Any = None
+    """Gets each token as soon as its round commits it."""
+    statistics: AcceptanceStatistics | None = None
+    """Filled by the call."""
+
+
+@torch.no_grad()
+def fast_decoding(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    cactus_call: FastCall | None = None,
+    **model_kwargs: Any,
+) -> GenerateDecoderOnlyOutput | Tensor:
+    """A decoding method for `generate(custom_generate=...)`.
+
+    Args:
+        model (`PreTrainedModel`): The verifier, decoder-only.
+        input_ids (`torch.LongTensor` of shape `[batch, width]`): The prompts, padded on either side.
+        logits_processor (`LogitsProcessorList`): The verifier's processors.
+        stopping_criteria (`StoppingCriteriaList`): As if checked after every token.
+        generation_config (`GenerationConfig`): As prepared by `generate`.
+        cactus_call ([`FastCall`]): Bound beforehand, with `functools.partial`.
+        **model_kwargs: `attention_mask`, and a [`RaggedCache`] to go on from.
+
+    Returns:
+        `GenerateDecoderOnlyOutput` or `torch.LongTensor` of shape `[batch, width + new]`, as `generate` returns them.
+
+    Raises:
+        FloatingPointError: If a model's scores are NaN, infinite or all `-inf`.
+    """
+    assert cactus_call is not None
+    return _FastLoop(
+        model, input_ids, logits_processor, stopping_criteria, generation_config, cactus_call, model_kwargs
+    ).run()
+
+
+class _FastLoop:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        call: FastCall,
+        model_kwargs: dict[str, Any],
+    ):
+        self.model, self.call, self.config = model, call, generation_config
+        self.do_sample = bool(generation_config.do_sample)
+        if not self.do_sample:
+            warn_of_greedy(call.rule)
+        if call.streamer is not None and len(input_ids) > 1:
+            raise ValueError(f"a streamer takes one sequence, this call has {len(input_ids)}.")
+        self.input_ids = input_ids
+        mask = model_kwargs.get("attention_mask")
+        prompts, lengths = left_align(input_ids, mask)
+        prompt_lengths = lengths.tolist()
+        self.prompts = prompts
+        eos = getattr(generation_config, "_eos_token_tensor", None)
+        self.eos = [] if eos is None else eos.flatten().tolist()
+        self.stopping = BlockStopping(stopping_criteria, self.eos)
+        self.processor = BlockProcessor(logits_processor)
+
+        width = input_ids.shape[1]
+        assert self.stopping.max_length is not None, "generate always sets a max_length"
+        self.limit = self.stopping.max_length
+        starts = [width - length for length in prompt_lengths]
+        padded = left_pad(prompts, starts, width)
+        self.sequences = Sequences(padded, starts, self.limit + call.num_assistant_tokens + 1)
+        self.emitted: list[list[int]] = [[] for _ in prompt_lengths]
+        self.statistics = [SequenceStatistics() for _ in prompt_lengths]
+        returns_dict = bool(generation_config.return_dict_in_generate)
+        self.counts = returns_dict
+        self.kept_scores = _row_lists(prompt_lengths, returns_dict and generation_config.output_scores)
+        self.kept_logits = _row_lists(prompt_lengths, returns_dict and generation_config.output_logits)
+
+        self.block_size = call.num_assistant_tokens
+        self.rule = rule_for_batch(call.rule, len(input_ids), generation_config.num_return_sequences or 1)
+        self.drafter = self._drafter(prompt_lengths)
+        self.unfed: Tensor | None = None
+        given = model_kwargs.get(_compat.cache_argument(model))
+        started = isinstance(given, RaggedCache) and given.get_seq_length() > 0
+        self.cache = self._started_cache(given if started else None, lengths)
+
+    def run(self) -> GenerateDecoderOnlyOutput | Tensor:
+        while self.sequences.batch_size:
+            block = self._draft()
+            logits = self._verifier_logits(block)
+            scores = self._process(logits, block)
+            outcome = self._verify(block, scores)
+            emitted, finished = self._accept(block, outcome, scores, logits)
+            self._commit(emitted, outcome)
+            self._drop(finished)
+        if self.call.streamer is not None:
+            self.call.streamer.end()
+        self.call.statistics = AcceptanceStatistics(self.statistics)
+        return self._output()
+
+    # 1. Draft a block.
+    def _draft(self) -> Block:
+        sequences = self.sequences
+        # The verifier adds a token to every block.
+        count = min(self.block_size, self.limit - min(sequences.ends) - 1)
+        if self.draft_limit is not None and count > 0:
+            fits = self.draft_limit - max(sequences.lengths())
+            if fits < count:
+                _warn_of_context(self.draft_limit)
+                count = min(count, fits)
+        if count <= 0:
+            return Block(sequences.last.new_empty(sequences.batch_size, 0), None, [0] * sequences.batch_size)
+        return self.drafter.propose(sequences, count)
+
+    # 2. Run the verifier over each row's last token and its block.
+    def _verifier_logits(self, block: Block) -> Tensor:
+        size = block.tokens.shape[1]
+        unfed = self.sequences.last[:, None] if self.unfed is None else self.unfed
+        tokens = torch.cat([unfed, block.tokens], dim=1)
+        return self.model(**forward_inputs(self.model, self.cache, tokens, size + 1)).logits[:, -size - 1 :]
+
+    def _process(self, logits: Tensor, block: Block) -> Tensor:
+        if self.processor.reads_prefix:
+            self.sequences.write(block.tokens)
+        scores = logits.to(self.sequences.last.device, torch.float32, copy=self.kept_logits is not None)
+        return self.processor(scores, self.sequences)
+
+    # 3. Keep a prefix of the block and choose the next token.
+    def _verify(self, block: Block, scores: Tensor) -> Verification:
+        lengths = None
+        if min(block.lengths) < block.tokens.shape[1]:
+            lengths = torch.tensor(block.lengths, device=scores.device)
+        if not self.do_sample:
+            return verify_greedy(block.tokens, scores, block_lengths=lengths)
+        return verify(block.tokens, scores, block.scores, self.rule, block_lengths=lengths)
+
+    # 4. Bring the outcome to the host, and cut it where a row ends.
+    def _accept(
+        self, block: Block, outcome: Verification, scores: Tensor, logits: Tensor
+    ) -> tuple[list[list[int]], list[bool]]:
+        sequences, size = self.sequences, block.tokens.shape[1]
+        columns = [outcome.accepted[:, None], outcome.next_token[:, None], outcome.invalid[:, None], block.tokens]
+        if self.counts and size:
+            columns += [outcome.accepted_losslessly, outcome.divergence]
+        # float64 holds token ids exactly, so one transfer takes everything.
+        table = torch.cat([column.double() for column in columns], dim=1).tolist()
+        raise_if_invalid([int(row[2]) for row in table], [int(row[0]) for row in table])
+        accepted = [int(row[0]) for row in table]
+        tokens = [[*map(int, row[3 : 3 + count]), int(row[1])] for row, count in zip(table, accepted, strict=True)]
+
+        if self.stopping.reads_tokens:
+            following = torch.cat([block.tokens, outcome.next_token[:, None]], dim=1)
+            sequences.write(following.scatter(1, outcome.accepted[:, None], outcome.next_token[:, None]))
+        late = self.stopping.out_of_time()
+        finished = []
+        for row, new in enumerate(tokens):
+            count, ended = (1, True) if late else self.stopping.cut(row, new, sequences)
+            del new[count:]
+            finished.append(ended)
+            self._record(row, block, table[row], new, accepted[row], scores, logits)
+        if self.call.schedule != "constant" and size:
+            full = accepted == block.lengths
+            self.block_size = self.block_size + 2 if full else max(1, self.block_size - 1)
+        if size:
+            self.drafter.commit([min(count, len(new)) for count, new in zip(accepted, tokens, strict=True)])
+        return tokens, finished
+
+    def _record(
+        self,
+        row: int,
+        block: Block,
+        decided: list[float],
+        new: list[int],
+        accepted: int,
+        scores: Tensor,
+        logits: Tensor,
+    ) -> None:
+        origin, size = self.sequences.rows[row], block.tokens.shape[1]
+        self.emitted[origin] += new
+        if self.counts:
+            lossless = [bool(flag) for flag in decided[3 + size : 3 + size + accepted]]
+            self.statistics[origin].add_round(block.lengths[row], lossless, decided[3 + 2 * size :], len(new))
+        if self.kept_scores is not None:
+            self.kept_scores[origin] += list(scores[row, : len(new)].clone())
+        if self.kept_logits is not None:
+            self.kept_logits[origin] += list(logits[row, : len(new)].to(scores.device, torch.float32))
+        if self.call.streamer is not None:
+            for token in new:
+                self.call.streamer.put(torch.tensor([token]))
+
+    # 5. Roll the verifier's cache back to the tokens that stay; the newest is fed in the next round.
+    def _commit(self, emitted: list[list[int]], outcome: Verification) -> None:
+        prompt = 0 if self.unfed is None else self.unfed.shape[1] - 1
+        self.unfed = None
+        counts = [prompt + len(new) for new in emitted]
+        self.cache.commit(torch.tensor(counts, device=self.cache.lengths.device), counts)
+        # Where a row was cut its last token is another one, but then the row ends.
+        if not self.stopping.reads_tokens:
+            longest = max(map(len, emitted))
+            padded = [new + [0] * (longest - len(new)) for new in emitted]
+            self.sequences.write(torch.tensor(padded, device=self.sequences.ids.device))
+        self.sequences.advance(emitted, outcome.next_token)
+
+    # 6. Finished rows leave the batch.
+    def _drop(self, finished: list[bool]) -> None:
+        if not any(finished):
+            return
+        kept = [row for row, ended in enumerate(finished) if not ended]
+        self.sequences.keep(kept)
+        if kept:
+            index = torch.tensor(kept, device=self.input_ids.device)
+            self.cache.keep_rows(kept)
+            self.drafter.keep(kept)
+            self.rule = self.rule.select(index)
+
+    def _drafter(self, prompt_lengths: list[int]) -> Drafter:
+        call = self.call
+        self.draft_limit = None
+        if call.assistant_model is None:
+            return PromptLookupDrafter(call.max_ngram_size, self.eos)
+        self.draft_limit = context_limit(call.assistant_model)
+        return ModelDrafter(
+            call.assistant_model,
+            self.processor.without_user_defined(),
+            _compat.vocab_size(self.model),
+            self.prompts,
+            prompt_lengths,
+            do_sample=self.do_sample,
+            confidence_threshold=call.confidence_threshold,
+        )
+
+    def _started_cache(self, given: RaggedCache | None, lengths: Tensor) -> RaggedCache:
+        """The cache, and in `unfed` the prompt tokens that the first round feeds together with its block."""
+        if given is not None:
+            self.unfed = self.prompts[:, given.get_seq_length() :]
+            return given
+        capacity = min(self.limit + self.call.num_assistant_tokens, LARGEST_FIRST_CAPACITY)
+        cache = RaggedCache(len(self.prompts), device=self.prompts.device, capacity=capacity)
+        if min(self.sequences.starts) == max(self.sequences.starts):
+            self.unfed = self.prompts
+        else:
+            # The blocks of the first round would start at different places.
+            prefill(self.model, cache, self.prompts, lengths)
+        return cache
+
+    def _output(self) -> GenerateDecoderOnlyOutput | Tensor:
+        pad = self.config._pad_token_tensor
+        fill = int(pad) if pad is not None else 0
+        longest = max(map(len, self.emitted))
+        new = [row + [fill] * (longest - len(row)) for row in self.emitted]
+        ids = torch.cat([self.input_ids, torch.tensor(new, device=self.input_ids.device)], dim=1)
+        if not self.config.return_dict_in_generate:
+            return ids
+        # Rows leave the batch as they finish, and take their cache along; one row's cache is whole at the end.
+        cache = self.cache if len(self.emitted) == 1 else None
+        return _compat.decoder_only_output(
+            sequences=ids, scores=_by_step(self.kept_scores), logits=_by_step(self.kept_logits), cache=cache
+        )
+
+
+def rule_for_batch(rule: AcceptanceRule, batch: int, repeats: int) -> AcceptanceRule:
+    """The rule for a batch in which each prompt occurs several times.
+
+    Raises:
+        ValueError: If a parameter has one value per sequence, but of another number of sequences.
+    """
+    size = rule.batch_size
+    if size is not None and size * repeats != batch:
+        raise ValueError(f"{rule} has parameters for {size} sequences, the call has {batch // repeats}.")
+    return rule if repeats == 1 else rule.select(torch.arange(batch // repeats).repeat_interleave(repeats))
+
+
+def left_pad(rows: Tensor, starts: list[int], width: int) -> Tensor:
+    """Left-aligned rows as left-padded ones, `[batch, width]`, whatever side they were padded on before."""
+    columns = torch.arange(width, device=rows.device) - torch.tensor(starts, device=rows.device)[:, None]
+    return rows.gather(1, columns.clamp(0, rows.shape[1] - 1)).masked_fill(columns < 0, 0)
+
+
+def _row_lists(rows: list[int], wanted: bool | None) -> list[list[Tensor]] | None:
+    return [[] for _ in rows] if wanted else None
+
+
+def _by_step(rows: list[list[Tensor]] | None) -> tuple[Tensor, ...] | None:
+    """Scores by row and step as one tensor per step, `[batch, vocab]`; zeros where a row had ended."""
+    if rows is None:
+        return None
+    longest = max(map(len, rows))
+    nothing = torch.zeros_like(rows[0][0])
+    return tuple(torch.stack([row[step] if step < len(row) else nothing for row in rows]) for step in range(longest))
+
+
+def _warn_of_context(limit: int) -> None:
+    warnings.warn(
+        f"the draft model takes {limit} tokens at most: from there on the verifier goes on alone.",
+        UserWarning,
+        stacklevel=2,
+    )

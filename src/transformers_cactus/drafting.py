@@ -1,0 +1,218 @@
+"""Drafters: what proposes the blocks that the verifier checks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._compat import text_config
+from .cache import RaggedCache
+from .inputs import forward_inputs, prefill
+from .processing import BlockProcessor, to_vocabulary
+from .sequences import Sequences
+from .verification import sample
+
+
+class Block(NamedTuple):
+    """A drafted block, on the verifier's device."""
+
+    tokens: Tensor
+    """`[batch, block]`; what lies beyond a row's length means nothing."""
+    scores: Tensor | None
+    """What the tokens were sampled from, `[batch, block, vocab]`; `None` for a draft without probabilities."""
+    lengths: list[int]
+    """Drafted tokens of each row."""
+
+
+class Drafter(ABC):
+    """Proposes a block in each round and hears what became of it."""
+
+    @abstractmethod
+    def propose(self, sequences: Sequences, count: int) -> Block:
+        """Drafts at most `count` tokens for each row.
+
+        Args:
+            sequences ([`Sequences`]): The rows. A drafter may write behind them.
+            count (`int`): At least 1.
+        """
+
+    def commit(self, accepted: Sequence[int]) -> None:  # noqa: B027 - most drafters keep no state
+        """Hears how many drafted tokens of each row were accepted. Called before the rows advance."""
+
+    def keep(self, kept: Sequence[int]) -> None:  # noqa: B027 - as above
+        """Hears which rows remain in the batch."""
+
+
+class ModelDrafter(Drafter):
+    """A draft model, run token by token on a cache of its own.
+
+    Args:
+        model (`PreTrainedModel`): The draft. It may have another dtype and device than the verifier.
+        processor ([`BlockProcessor`]): The call's logits processors: the draft is warped once, as the verifier is, and
+            its scores are kept as its tokens were sampled from them.
+        vocab_size (`int`): The verifier's. Tokens beyond it are never drafted.
+        prompts (`torch.LongTensor` of shape `[batch, longest]`): Left-aligned prompts.
+        lengths (`list[int]`): Their lengths.
+        do_sample (`bool`): Whether to sample, or to take the most probable token.
+        confidence_threshold (`float`): A row's block ends behind a token whose probability was below it. 0 for never.
+            Costs a host synchronisation per drafted token.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        processor: BlockProcessor,
+        vocab_size: int,
+        prompts: Tensor,
+        lengths: Sequence[int],
+        *,
+        do_sample: bool,
+        confidence_threshold: float = 0.0,
+    ):
+        self.model = model
+        self.processor = processor
+        self.vocab_size = vocab_size
+        self.do_sample = do_sample
+        self.confidence_threshold = confidence_threshold
+        self.device = model.device
+        self.cache = RaggedCache(len(prompts), device=self.device)
+        self._prompts: tuple[Tensor, list[int]] | None = (prompts, list(lengths))
+        self._unfed: Tensor | None = None
+        self._unfed_rows: list[bool] = []
+        self._fed = 0
+
+    def propose(self, sequences: Sequences, count: int) -> Block:
+        """See [`Drafter.propose`]."""
+        device = sequences.last.device
+        tokens, scores = [], []
+        lengths = [count] * sequences.batch_size
+        uniforms = torch.rand(count, sequences.batch_size, device=device) if self.do_sample else None
+        logits = self._feed_last(sequences.last) if self._prompts is None else self._feed_prompts(*self._prompts)
+        for step in range(count):
+            processed = to_vocabulary(logits, self.vocab_size).to(device, torch.float32)
+            processed = self.processor(processed[:, None], sequences, first=step)[:, 0]
+            if uniforms is None:
+                token = processed.argmax(-1)
+            else:
+                probs = processed.softmax(-1)
+                token = sample(probs, uniforms[step])
+                scores.append(processed)
+            tokens.append(token)
+            if self.confidence_threshold > 0 and step + 1 < count:
+                probability = processed.softmax(-1).gather(-1, token[:, None])[:, 0]
+                for row, unsure in enumerate((probability < self.confidence_threshold).tolist()):
+                    if unsure:
+                        lengths[row] = min(lengths[row], step + 1)
+                if max(lengths) == step + 1:
+                    break
+            if step + 1 < count:
+                if self.processor.reads_prefix:
+                    sequences.write(torch.stack(tokens, dim=1))
+                logits = self._feed(token[:, None])
+                self._fed += 1
+        self._unfed = token
+        self._lengths = lengths
+        return Block(torch.stack(tokens, dim=1), torch.stack(scores, dim=1) if scores else None, lengths)
+
+    def _feed_prompts(self, prompts: Tensor, lengths: list[int]) -> Tensor:
+        self._prompts = None
+        self._fed = 0
+        if min(lengths) == max(lengths):
+            return self._feed(prompts)
+        ends = torch.tensor(lengths, device=self.device)
+        prompts = prompts.to(self.device)
+        prefill(self.model, self.cache, prompts, ends)
+        return self._feed(prompts.gather(1, ends[:, None] - 1))
+
+    def _feed_last(self, last: Tensor) -> Tensor:
+        """Feeds what the draft has not seen: each row's last token, behind its last drafted one where accepted."""
+        self._fed = 0
+        if not any(self._unfed_rows):
+            return self._feed(last[:, None])
+        assert self._unfed is not None
+        behind = torch.tensor(self._unfed_rows, device=last.device)
+        # Rows that lack one token only end in padding, which is not committed.
+        pair = torch.stack([torch.where(behind, self._unfed, last), last], dim=1).to(self.device)
+        logits = self.model(**forward_inputs(self.model, self.cache, pair)).logits
+        kept = [2 if unfed else 1 for unfed in self._unfed_rows]
+        index = torch.tensor(kept, device=self.device)
+        self.cache.commit(index, kept)
+        return logits[torch.arange(len(kept), device=self.device), index - 1]
+
+    def _feed(self, tokens: Tensor) -> Tensor:
+        inputs = forward_inputs(self.model, self.cache, tokens.to(self.device), logits_to_keep=1)
+        logits = self.model(**inputs).logits[:, -1]
+        self.cache.commit(tokens.shape[1])
+        return logits
+
+    def commit(self, accepted: Sequence[int]) -> None:
+        """See [`Drafter.commit`]."""
+        # The last drafted token was never fed. Of the others, those behind a rejection go.
+        removed = [self._fed - min(count, self._fed) for count in accepted]
+        if any(removed):
+            self.cache.roll_back(torch.tensor(removed, device=self.device), removed)
+        self._unfed_rows = [count == self._fed + 1 for count in accepted]
+
+    def keep(self, kept: Sequence[int]) -> None:
+        """See [`Drafter.keep`]."""
+        if self._prompts is not None:
+            prompts, lengths = self._prompts
+            self._prompts = prompts[list(kept)], [lengths[row] for row in kept]
+        self.cache.keep_rows(list(kept))
+        if self._unfed is not None:
+            self._unfed = self._unfed[torch.tensor(list(kept), device=self._unfed.device)]
+        self._unfed_rows = [self._unfed_rows[row] for row in kept] if self._unfed_rows else []
+
+
+class PromptLookupDrafter(Drafter):
+    """Prompt look-up: what followed the last time the row's final n-gram occurred.
+
+    The longest n-gram that occurred before decides, and of its occurrences the latest. An index of n-grams grows with
+    the rows, so that a round costs no search.
+
+    Args:
+        max_ngram_size (`int`): Longest n-gram.
+        eos_token_ids (iterable of `int`): A block ends before an EOS.
+    """
+
+    def __init__(self, max_ngram_size: int, eos_token_ids: Sequence[int]):
+        self.max_ngram_size = max_ngram_size
+        self.eos = frozenset(eos_token_ids)
+        self._index: dict[int, dict[tuple[int, ...], int]] = {}
+        self._indexed: dict[int, int] = {}
+
+    def propose(self, sequences: Sequences, count: int) -> Block:
+        """See [`Drafter.propose`]."""
+        blocks = [
+            self._look_up(row, tokens, count) for row, tokens in zip(sequences.rows, sequences.tokens, strict=True)
+        ]
+        longest = max(map(len, blocks))
+        padded = [block + [0] * (longest - len(block)) for block in blocks]
+        tokens = torch.tensor(padded, dtype=torch.long, device=sequences.last.device).view(len(blocks), longest)
+        return Block(tokens, None, [len(block) for block in blocks])
+
+    def _look_up(self, row: int, tokens: list[int], count: int) -> list[int]:
+        index = self._index.setdefault(row, {})
+        # An n-gram enters the index once a token follows it, with that token's place.
+        for end in range(max(self._indexed.get(row, 1), 1), len(tokens)):
+            for size in range(1, min(self.max_ngram_size, end) + 1):
+                index[tuple(tokens[end - size : end])] = end
+        self._indexed[row] = len(tokens)
+        for size in range(min(self.max_ngram_size, len(tokens) - 1), 0, -1):
+            start = index.get(tuple(tokens[-size:]))
+            if start is not None:
+                found = tokens[start : start + count]
+                ends = [place for place, token in enumerate(found) if token in self.eos]
+                return found[: ends[0]] if ends else found
+        return []
+
+
+def context_limit(model: Any) -> int | None:
+    """Tokens that a model with learned positions can take, or `None` where positions go on."""
+    config = text_config(model)
+    rotary = getattr(config, "rope_parameters", None) is not None or hasattr(config, "rotary_pct")
+    return None if rotary else getattr(config, "max_position_embeddings", None)

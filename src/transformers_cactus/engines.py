@@ -1,0 +1,161 @@
+"""Which decoding loop runs a call, and what it is given."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from transformers import GenerationConfig, StoppingCriteriaList, StopStringCriteria
+from transformers.utils import ModelOutput
+
+from . import _compat
+from .acceptance import AcceptanceRule
+from .cache import RaggedCache
+from .decoding import FastCall, fast_decoding
+from .one_by_one import batch_size, run_one_by_one
+from .settings import CallSettings
+from .stock import StockCall, stock_decoding
+from .support import supports_ragged
+
+DEFAULT_BLOCK = 4
+"""Tokens drafted per round in the fast engine where nobody says how many."""
+
+DRAFT_SETTINGS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+"""Options that steer a draft model. transformers reads them from the draft's own config and overlooks the call's."""
+
+TEXT_INPUTS = frozenset({"inputs", "input_ids", "attention_mask", "tokenizer", "past_key_values", "cache"})
+"""What the fast engine takes besides generation options."""
+
+Generate = Callable[..., Any]
+
+
+def run(setting: CallSettings, original: Generate, rule: AcceptanceRule) -> Any:
+    """Runs a call that was found possible, in the engine it asks for.
+
+    Args:
+        setting ([`CallSettings`]): The call.
+        original (callable): The model's own `generate`.
+        rule ([`AcceptanceRule`]): The acceptance rule.
+
+    Returns:
+        What `generate` returns, with `acceptance` in it where it is no bare tensor.
+
+    Raises:
+        ValueError: If the call asks for the fast engine by name, which cannot run it.
+    """
+    if setting.engine != "stock":
+        reason = why_not_fast(setting)
+        if reason is None:
+            return run_fast(setting, original, rule)
+        if setting.engine == "fast":
+            raise ValueError(f"cactus_engine='fast' cannot run this call. {reason} Leave cactus_engine at 'auto'.")
+        sequences = batch_size(setting.call) * (setting["num_return_sequences"] or 1)
+        if sequences > 1:
+            warnings.warn(f"{reason} The {sequences} sequences run one after another.", UserWarning, stacklevel=4)
+            single = functools.partial(run_stock, original=original)
+            return run_one_by_one(setting, rule, single)
+    return run_stock(setting, rule, original)
+
+
+def why_not_fast(setting: CallSettings) -> str | None:
+    """The reason, as a sentence, for which the fast engine cannot run a call; `None` where it can."""
+    for name in ("assistant_early_exit", "use_mtp", "assistant_tokenizer", "speculation_type"):
+        if setting[name]:
+            return f"{name} drafts inside transformers' own loop only."
+    draft = setting["assistant_model"]
+    for model in (setting.model, draft):
+        reason = None if model is None else supports_ragged(model)
+        if reason is not None:
+            return reason
+    for name in ("output_attentions", "output_hidden_states", "prefill_chunk_size", "synced_gpus"):
+        if setting[name]:
+            return f"{name} is served by transformers' own loop only."
+    if setting["cache_implementation"] not in (None, "dynamic"):
+        return f"cache_implementation={setting['cache_implementation']!r} is served by transformers' own loop only."
+    for name in ("past_key_values", "cache"):
+        cache = setting.call.get(name)
+        if cache is not None and not isinstance(cache, RaggedCache) and cache.get_seq_length():
+            return "A cache that this package did not return is continued by transformers' own loop only."
+    options = vars(GenerationConfig()).keys() | _compat.generate_parameters(setting.model)
+    extra = sorted(
+        name for name, value in setting.call.items() if value is not None and name not in options | TEXT_INPUTS
+    )
+    if extra:
+        return f"The model is given more than text ({', '.join(extra)})."
+    if _compat.synced_gpus(setting.model, None):
+        return "Processes that have to stay in step run transformers' own loop only."
+    return None
+
+
+def run_fast(setting: CallSettings, original: Generate, rule: AcceptanceRule) -> Any:
+    """Runs a call in this package's own loop."""
+    call = dict(setting.call)
+    draft = call.pop("assistant_model", None)
+    _take_stop_strings(setting, call)
+    count, threshold = setting["prompt_lookup_num_tokens"], 0.0
+    schedule = "constant"
+    if draft is not None:
+        count = setting.draft_setting("num_assistant_tokens") or DEFAULT_BLOCK
+        threshold = setting.draft_setting("assistant_confidence_threshold") or 0.0
+        schedule = setting.draft_setting("num_assistant_tokens_schedule") or "constant"
+    fast_call = FastCall(
+        rule=rule,
+        assistant_model=draft,
+        num_assistant_tokens=int(count),
+        schedule=schedule,
+        confidence_threshold=float(threshold),
+        max_ngram_size=setting["max_matching_ngram_size"] or 2,
+        streamer=call.get("streamer"),
+    )
+    # `generate` would take the call for assisted decoding and refuse batches.
+    _unset(setting, call, "prompt_lookup_num_tokens")
+    decoding = functools.partial(fast_decoding, cactus_call=fast_call)
+    return _finish(original(**call, custom_generate=decoding), fast_call)
+
+
+def run_stock(setting: CallSettings, rule: AcceptanceRule, original: Generate) -> Any:
+    """Runs a call in transformers' own assisted decoding loop."""
+    call = dict(setting.call)
+    assisted = {
+        "assistant_model": setting["assistant_model"],
+        "tokenizer": call.get("tokenizer"),
+        "assistant_tokenizer": call.pop("assistant_tokenizer", None),
+        "streamer": call.get("streamer"),
+        "synced_gpus": _compat.synced_gpus(setting.model, call.get("synced_gpus")),
+    }
+    _take_stop_strings(setting, call)
+    draft_settings = {name: value for name in DRAFT_SETTINGS if (value := setting.given(name)) is not None}
+    stock_call = StockCall(rule, {k: v for k, v in assisted.items() if v is not None}, draft_settings)
+    decoding = functools.partial(stock_decoding, cactus_call=stock_call)
+    return _finish(original(**call, custom_generate=decoding), stock_call)
+
+
+def _finish(output: Any, call: FastCall | StockCall) -> Any:
+    if isinstance(output, (ModelOutput, dict)) and call.statistics is not None:
+        output["acceptance"] = call.statistics
+    return output
+
+
+def _take_stop_strings(setting: CallSettings, call: dict[str, Any]) -> None:
+    """Turns stop strings into a criterion: `generate` mislays the tokenizer on its way to a custom decoding method."""
+    call.pop("custom_generate", None)
+    strings = setting["stop_strings"]
+    if strings is not None:
+        criterion = StopStringCriteria(tokenizer=setting["tokenizer"], stop_strings=strings)
+        call["stopping_criteria"] = StoppingCriteriaList([*(call.get("stopping_criteria") or []), criterion])
+        _unset(setting, call, "stop_strings")
+
+
+def _unset(setting: CallSettings, call: dict[str, Any], name: str) -> None:
+    """Takes an option out of a call, wherever it comes from, without touching the caller's config."""
+    call.pop(name, None)
+    config = call.get("generation_config")
+    if getattr(config, name, None) is not None:
+        config = copy.deepcopy(config)
+        setattr(config, name, None)
+        call["generation_config"] = config
+    if getattr(setting.model.generation_config, name, None) is not None:
+        call[name] = None

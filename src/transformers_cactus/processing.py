@@ -1,0 +1,119 @@
+"""Logits processors over a whole block: each position as if it had been reached token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor
+from transformers.generation import logits_process as hf
+
+from . import _compat
+from .sequences import Sequences
+
+PREFIX_FREE: tuple[type, ...] = (
+    hf.TemperatureLogitsWarper,
+    hf.TopKLogitsWarper,
+    hf.TopPLogitsWarper,
+    hf.TopHLogitsWarper,
+    hf.MinPLogitsWarper,
+    hf.TypicalLogitsWarper,
+    hf.EpsilonLogitsWarper,
+    hf.EtaLogitsWarper,
+    hf.LogitNormalization,
+    hf.InfNanRemoveLogitsProcessor,
+    hf.SuppressTokensLogitsProcessor,
+)
+"""Processors that do not look at the prefix: they take all rows and positions at once."""
+
+LENGTH_ONLY: tuple[type, ...] = (
+    hf.MinLengthLogitsProcessor,
+    hf.MinNewTokensLengthLogitsProcessor,
+    hf.ForcedBOSTokenLogitsProcessor,
+    hf.ForcedEOSTokenLogitsProcessor,
+    hf.ExponentialDecayLengthPenalty,
+    hf.SuppressTokensAtBeginLogitsProcessor,
+)
+"""Processors that look at the prefix's length only, which `generate` set up for padded prompts."""
+
+
+class BlockProcessor:
+    """Applies logits processors to the scores of a block, in their order.
+
+    A processor of another type than the above is taken to depend on the prefix: it runs once for each row and
+    position, on exactly that row's tokens before that position, without padding. It also runs for positions that turn
+    out to lie behind a rejection, so a processor that keeps state sees more calls than there are tokens.
+
+    Args:
+        processors (iterable of `LogitsProcessor`): The processors.
+    """
+
+    def __init__(self, processors: Iterable[LogitsProcessor]):
+        self.processors = list(processors)
+
+    @property
+    def reads_prefix(self) -> bool:
+        """Whether `Sequences.write` must have been called with the block's tokens before scores are processed."""
+        return any(type(processor) not in PREFIX_FREE for processor in self.processors)
+
+    def without_user_defined(self) -> BlockProcessor:
+        """The processors that a draft follows too: those of transformers.
+
+        A user's own processor may keep state, which the draft's calls would confuse. What the draft proposes against
+        it is rejected, so this costs acceptance, not correctness.
+        """
+        known = [p for p in self.processors if type(p).__module__.partition(".")[0] == "transformers"]
+        return BlockProcessor(known)
+
+    def __call__(self, scores: Tensor, sequences: Sequences, first: int = 0) -> Tensor:
+        """Processes a block.
+
+        Args:
+            scores (`torch.Tensor` of shape `[batch, block, vocab]`): Logits in float32. May be overwritten.
+            sequences ([`Sequences`]): The rows, with the drafted tokens written behind them.
+            first (`int`, *optional*, defaults to 0): How many written tokens precede the block's first position.
+
+        Returns:
+            `torch.Tensor` of shape `[batch, block, vocab]`: The processed scores.
+        """
+        batch, block, vocab = scores.shape
+        for processor in self.processors:
+            if type(processor) in PREFIX_FREE:
+                scores = processor(None, scores.reshape(batch * block, vocab)).view(batch, block, vocab)
+                continue
+            for position in range(block):
+                written = first + position
+                if sequences.uniform:
+                    prefixes = sequences.ids[:, : sequences.ends[0] + written]
+                    scores[:, position] = self._for_all(processor, sequences)(prefixes, scores[:, position])
+                    continue
+                for row in range(batch):
+                    if type(processor) in LENGTH_ONLY:
+                        prefix = sequences.padded_prefix(row, written)
+                    else:
+                        prefix = sequences.prefix(row, written)
+                    one = _compat.processor_of_row(processor, sequences.rows[row])
+                    scores[row : row + 1, position] = one(prefix, scores[row : row + 1, position])
+        return scores
+
+    @staticmethod
+    def _for_all(processor: LogitsProcessor, sequences: Sequences) -> LogitsProcessor:
+        """The processor for all remaining rows at once, some of which may have left the batch."""
+        return _compat.processor_of_rows(processor, sequences.rows)
+
+
+def to_vocabulary(logits: Tensor, size: int) -> Tensor:
+    """Logits over the verifier's vocabulary, where the draft's is padded to another size.
+
+    Args:
+        logits (`torch.Tensor` of shape `[..., draft_vocab]`): The draft's logits.
+        size (`int`): The verifier's vocabulary size.
+
+    Returns:
+        `torch.Tensor` of shape `[..., size]`: Tokens that the verifier lacks are left out, tokens that the draft lacks
+        have `-inf`.
+    """
+    if logits.shape[-1] >= size:
+        return logits[..., :size]
+    return torch.nn.functional.pad(logits, (0, size - logits.shape[-1]), value=-torch.inf)

@@ -1,0 +1,104 @@
+"""What a call of `generate` asks for, and whether it can be had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from . import _compat
+
+DRAFT_OPTIONS = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+"""Options of a `GenerationConfig` that bring a draft without an assistant model."""
+
+PADDING_LIMIT = 1024
+"""Vocabulary sizes further apart than this are taken for different tokenizers, not for one tokenizer padded twice
+(Qwen2.5's sizes differ by 128)."""
+
+ENGINES = ("auto", "fast", "stock")
+"""What `cactus_engine` takes."""
+
+
+class CallSettings:
+    """A call's settings, as `generate` will see them: an argument, else the given config's, else the model's.
+
+    Args:
+        model (`PreTrainedModel`): The verifier.
+        call (`dict`): The call's arguments by name, without the `cactus_*` options.
+        engine (`str`): The value of `cactus_engine`.
+    """
+
+    def __init__(self, model: PreTrainedModel, call: dict[str, Any], engine: str):
+        self.model = model
+        self.call = call
+        self.engine = engine
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.call:
+            return self.call[name]
+        given = self.given(name)
+        return getattr(self.model.generation_config, name, None) if given is None else given
+
+    def given(self, name: str) -> Any:
+        """What this call says, leaving the model's own generation config aside."""
+        value = self.call.get(name)
+        return getattr(self.call.get("generation_config"), name, None) if value is None else value
+
+    def draft_setting(self, name: str) -> Any:
+        """An option that steers a draft model: this call's, else the draft's own, where transformers reads it."""
+        given = self.given(name)
+        return getattr(self["assistant_model"].generation_config, name, None) if given is None else given
+
+    def has_draft(self) -> bool:
+        """Whether anything will propose tokens."""
+        return self["assistant_model"] is not None or any(self[name] for name in DRAFT_OPTIONS)
+
+    def check(self) -> None:
+        """Raises, before any model runs, for what cannot work."""
+        if not self.has_draft():
+            raise ValueError(
+                "cactus options need a draft to verify, and this call has none. Pass assistant_model=<a smaller model "
+                "with the same tokenizer>, or prompt_lookup_num_tokens=10 to draft from the prompt itself, or "
+                "assistant_early_exit=<layer> for a model trained for it."
+            )
+        if self.engine not in ENGINES:
+            raise ValueError(f"cactus_engine must be one of {', '.join(map(repr, ENGINES))}, got {self.engine!r}.")
+        if self["custom_generate"] is not None:
+            raise ValueError("custom_generate and cactus options cannot be combined: both replace the decoding loop.")
+        if (self["num_beams"] or 1) > 1:
+            raise ValueError(
+                f"cactus options need num_beams=1, got {self['num_beams']}: beams are not sampled tokens."
+            )
+        if self["assistant_ensemble_weight"] is not None:
+            raise ValueError(
+                "assistant_ensemble_weight and cactus options are two acceptance rules; a call can have one. Leave "
+                "one of them out."
+            )
+        if self["use_cache"] is False:
+            raise ValueError("cactus options need a cache to roll back: leave out use_cache=False.")
+        if (self["guidance_scale"] or 1) != 1:
+            raise ValueError(
+                "guidance_scale and cactus options cannot be combined: classifier-free guidance keeps a context of "
+                "its own that cannot be rolled back after a rejection."
+            )
+        if self["stop_strings"] is not None and self["tokenizer"] is None:
+            raise ValueError("stop_strings need tokenizer=<the verifier's tokenizer> in the call.")
+        ids = self.call.get("inputs") if self.call.get("input_ids") is None else self.call["input_ids"]
+        if self.call.get("inputs_embeds") is not None and ids is None and not self.model.config.is_encoder_decoder:
+            raise ValueError(
+                "cactus options need the prompt's token ids, from which the draft continues. Pass input_ids=<the ids> "
+                "beside inputs_embeds."
+            )
+        self._check_vocabularies()
+
+    def _check_vocabularies(self) -> None:
+        draft = self["assistant_model"]
+        if draft is None or self["assistant_tokenizer"] is not None:
+            return
+        sizes = _compat.vocab_size(self.model), _compat.vocab_size(draft)
+        if abs(sizes[0] - sizes[1]) > PADDING_LIMIT:
+            raise ValueError(
+                f"the verifier's vocabulary has {sizes[0]} entries and the draft's {sizes[1]}: too far apart for one "
+                "tokenizer padded to different sizes. Pass tokenizer=<the verifier's> and assistant_tokenizer=<the "
+                "draft's>, or take a draft with the verifier's tokenizer."
+            )
