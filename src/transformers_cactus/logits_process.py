@@ -169,12 +169,22 @@ class DraftRecorder(CandidateGenerator):
         inner (`CandidateGenerator`): Any of transformers' candidate generators. Its own sampling is not touched.
         processor ([`CactusLogitsProcessor`]): Hears of every block.
         device (`torch.device`): The verifier's device, on which the loop compares tokens.
+        prompt_alone (`bool`, *optional*, defaults to `False`): Pass nothing on in the first round, for prompts that the
+            verifier reads as embeddings, which drafted tokens cannot be appended to.
     """
 
-    def __init__(self, inner: CandidateGenerator, processor: CactusLogitsProcessor, device: torch.device):
+    def __init__(
+        self,
+        inner: CandidateGenerator,
+        processor: CactusLogitsProcessor,
+        device: torch.device,
+        *,
+        prompt_alone: bool = False,
+    ):
         self.inner = inner
         self.processor = processor
         self.device = device
+        self._drafts = not prompt_alone
 
     def __getattr__(self, name: str) -> Any:
         # `requires_model_outputs` and its like differ from generator to generator.
@@ -193,6 +203,9 @@ class DraftRecorder(CandidateGenerator):
             the processor's, and the loop is left with comparing tokens.
         """
         sequence, draft_scores = self.inner.get_candidates(input_ids, **kwargs)
+        if not self._drafts:
+            # The draft is asked nevertheless: it sizes its masks by its first prompt.
+            sequence, draft_scores = input_ids, None
         # A copy: the processor marks the end of a block in it.
         sequence = sequence.to(self.device, copy=True)
         if draft_scores is not None:
@@ -203,7 +216,9 @@ class DraftRecorder(CandidateGenerator):
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
         """Closes the round; see transformers' `CandidateGenerator.update_candidate_strategy`."""
         self.processor.end_round(scores, int(num_matches) + 1)
-        self.inner.update_candidate_strategy(input_ids, scores, num_matches)
+        if self._drafts:
+            self.inner.update_candidate_strategy(input_ids, scores, num_matches)
+        self._drafts = True
 
 
 class StoppingCriteriaOnce(StoppingCriteria):
