@@ -11,6 +11,7 @@ from transformers.generation import logits_process as hf
 
 from . import _compat
 from .sequences import Sequences
+from .truncation import TopKTopP, fused
 
 PREFIX_FREE: tuple[type, ...] = (
     hf.TemperatureLogitsWarper,
@@ -24,6 +25,7 @@ PREFIX_FREE: tuple[type, ...] = (
     hf.LogitNormalization,
     hf.InfNanRemoveLogitsProcessor,
     hf.SuppressTokensLogitsProcessor,
+    TopKTopP,
 )
 """Processors that do not look at the prefix: they take all rows and positions at once."""
 
@@ -50,7 +52,7 @@ class BlockProcessor:
     """
 
     def __init__(self, processors: Iterable[LogitsProcessor]):
-        self.processors = list(processors)
+        self.processors = fused(list(processors))
 
     @property
     def reads_prefix(self) -> bool:
@@ -63,7 +65,7 @@ class BlockProcessor:
         A user's own processor may keep state, which the draft's calls would confuse. What the draft proposes against
         it is rejected, so this costs acceptance, not correctness.
         """
-        known = [p for p in self.processors if type(p).__module__.partition(".")[0] == "transformers"]
+        known = [p for p in self.processors if type(p).__module__.partition(".")[0] in ("transformers", __package__)]
         return BlockProcessor(known)
 
     def __call__(self, scores: Tensor, sequences: Sequences, first: int = 0) -> Tensor:
