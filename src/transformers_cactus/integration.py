@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 from transformers import GenerationMixin, PreTrainedModel
@@ -126,21 +127,18 @@ _lock = threading.Lock()
 def _is_enabled(model: PreTrainedModel | None) -> bool:
     if model is None:
         return hasattr(GenerationMixin.generate, "_cactus_original")
-    # A copied model brings its attribute along, which still belongs to the original.
-    return getattr(model.__dict__.get("generate"), "_cactus_model", None) is model
+    method = model.__dict__.get("generate")
+    return hasattr(method, "_cactus_previous") and method.__self__ is model
 
 
-def _instance_generate(model: PreTrainedModel, previous: Callable[..., Any] | None) -> Callable[..., Any]:
+def _instance_generate(model: PreTrainedModel, previous: Callable[..., Any] | None) -> MethodType:
     @functools.wraps(type(model).generate)
-    def generate_with_cactus(*args: Any, **kwargs: Any) -> Any:
-        return _call(model, previous or _class_original(model), args, kwargs)
+    def generate_with_cactus(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        return _call(self, previous or _class_original(self), args, kwargs)
 
-    # Seen by `inspect.signature`, and so by pipelines, like a bound method.
-    parameters = list(inspect.signature(type(model).generate).parameters.values())[1:]
-    generate_with_cactus.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    generate_with_cactus._cactus_model = model  # type: ignore[attr-defined]
     generate_with_cactus._cactus_previous = previous  # type: ignore[attr-defined]
-    return generate_with_cactus
+    # A bound method: a deep copy of the model gets one that is bound to the copy, and signatures are without `self`.
+    return MethodType(generate_with_cactus, model)
 
 
 def _class_generate(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,13 +183,14 @@ def _call(model: PreTrainedModel, original: Callable[..., Any], args: tuple[Any,
 def _by_name(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call by name, whichever way they were passed."""
     signature = inspect.signature(original)
+    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in signature.parameters.values()):
+        # Someone's wrapper that passes on whatever it gets.
+        signature = inspect.signature(functools.partial(GenerationMixin.generate, None))
     bound = signature.bind_partial(*args, **kwargs)
     call = dict(bound.arguments)
     for name, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             call.update(call.pop(name, {}))
-        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL and call.pop(name, ()):
-            raise TypeError(f"pass the arguments of generate() by name; unexpected positional ones for {original}.")
     return call
 
 
