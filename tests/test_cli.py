@@ -209,7 +209,7 @@ def test_in_a_pipe(folders):
     command = [sys.executable, "-c", "from transformers_cactus.cli import main; main()", "generate", "--stats"]
     command += ["--verifier", folders["verifier"], "--draft", folders["draft"], "--max-new-tokens", "6"]
     finished = subprocess.run(
-        command, input="Hi", capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command, input="Hi", capture_output=True, text=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     assert finished.returncode == 0, finished.stderr
     assert len(finished.stdout) == 7 and finished.stdout.endswith("\n")

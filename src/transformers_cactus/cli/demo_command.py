@@ -7,7 +7,20 @@ from typing import Annotated
 import typer
 
 from .failures import one_line, usage_error
-from .options import CACTUS, MODELS, RUNNING, SAMPLING, TEXT, Device, Dtype, JsonFile, Verifier, check_writable
+from .options import (
+    CACTUS,
+    MODELS,
+    RUNNING,
+    SAMPLING,
+    TEXT,
+    Device,
+    Dtype,
+    Engine,
+    EngineChoice,
+    JsonFile,
+    Verifier,
+    check_writable,
+)
 from .prompts import PROMPTS
 
 EPILOG = (
@@ -63,6 +76,7 @@ def demo(
         typer.Option(help="Number format; auto tries which is fastest on this machine.", rich_help_panel=RUNNING),
     ] = Dtype.AUTO,
     device: Device = None,
+    engine: EngineChoice = Engine.AUTO,
     passes: Annotated[
         int | None,
         typer.Option(
@@ -113,6 +127,7 @@ def demo(
                 top_k=top_k,
                 top_p=top_p,
                 seed=seed,
+                engine=engine.value,
             ),
             Console(highlight=False),
         )

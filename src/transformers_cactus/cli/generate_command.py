@@ -9,7 +9,21 @@ from typing import Annotated, Any
 import typer
 
 from .failures import one_line, usage_error
-from .options import CACTUS, MODELS, REPORT, RUNNING, SAMPLING, TEXT, Device, Dtype, JsonFile, Verifier, check_writable
+from .options import (
+    CACTUS,
+    MODELS,
+    REPORT,
+    RUNNING,
+    SAMPLING,
+    TEXT,
+    Device,
+    Dtype,
+    Engine,
+    EngineChoice,
+    JsonFile,
+    Verifier,
+    check_writable,
+)
 
 
 class Rule(str, Enum):
@@ -104,7 +118,11 @@ def generate(
     ] = None,
     num_assistant_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens drafted in a round. Default: adapts itself.", rich_help_panel=CACTUS),
+        typer.Option(
+            min=1,
+            help="Tokens drafted in a round. Default: 4, or transformers' own default in its loop.",
+            rich_help_panel=CACTUS,
+        ),
     ] = None,
     prompt_lookup_num_tokens: Annotated[
         int | None,
@@ -114,6 +132,7 @@ def generate(
         Dtype, typer.Option(help="Number format of the models; auto is the models' own.", rich_help_panel=RUNNING)
     ] = Dtype.AUTO,
     device: Device = None,
+    engine: EngineChoice = Engine.AUTO,
     attn_implementation: Annotated[
         str | None, typer.Option(help="Such as sdpa or flash_attention_2.", rich_help_panel=RUNNING)
     ] = None,
@@ -144,6 +163,7 @@ def generate(
             "cactus_delta": delta,
             "cactus_rule": None if rule is None else rule.value,
             "cactus_factor": factor,
+            "cactus_engine": None if engine is Engine.AUTO else engine.value,
             "num_assistant_tokens": num_assistant_tokens,
             "prompt_lookup_num_tokens": prompt_lookup_num_tokens,
         }

@@ -62,8 +62,8 @@ def check_options(options: dict[str, Any], draft: str | None, verifier: str | No
     if draft is None and verifier is not None and not lookup:
         if given:
             raise ValueError(
-                "--delta, --rule and --factor need something that drafts: give --draft <a smaller model with the same "
-                "tokenizer> or --prompt-lookup-num-tokens 10."
+                "--delta, --rule, --factor and --engine need something that drafts: give --draft <a smaller model "
+                "with the same tokenizer> or --prompt-lookup-num-tokens 10."
             )
         options.pop("cactus_delta", None)
     if "num_assistant_tokens" in options:

@@ -43,6 +43,7 @@ class Settings:
     top_k: int
     top_p: float
     seed: int
+    engine: str
 
 
 @dataclass
@@ -105,6 +106,7 @@ def run(
         options |= {
             "assistant_model": pair.draft,
             "cactus_delta": system.delta,
+            "cactus_engine": settings.engine,
             "num_assistant_tokens": settings.num_assistant_tokens,
             "num_assistant_tokens_schedule": "constant",
             "assistant_confidence_threshold": 0.0,

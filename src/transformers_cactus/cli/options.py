@@ -30,6 +30,14 @@ class Dtype(str, Enum):
     FLOAT16 = "float16"
 
 
+class Engine(str, Enum):
+    """Decoding loops."""
+
+    AUTO = "auto"
+    FAST = "fast"
+    STOCK = "stock"
+
+
 Verifier = Annotated[
     str | None,
     typer.Option(
@@ -41,6 +49,14 @@ Verifier = Annotated[
 Device = Annotated[
     str | None,
     typer.Option(help="Such as cpu or cuda:1. Default: the first GPU, else the processor.", rich_help_panel=RUNNING),
+]
+EngineChoice = Annotated[
+    Engine,
+    typer.Option(
+        "--engine",
+        help="Decoding loop: this package's own (fast), transformers' (stock), or the first that fits.",
+        rich_help_panel=RUNNING,
+    ),
 ]
 JsonFile = Annotated[
     Path | None,

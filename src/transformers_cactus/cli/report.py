@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from ..outputs import AcceptanceStatistics, Origin
@@ -16,7 +17,7 @@ COLUMNS = ("tokens/s", "speed ratio", "AL", "accepted", "KL per token")
 
 def as_table(measured: Sequence[Measured]) -> Table:
     """One row per system; the first is what the others are compared with."""
-    table = Table(box=None, padding=(0, 2), header_style="bold", row_styles=("", ""))
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     table.add_column("", no_wrap=True)
     for title in COLUMNS:
         table.add_column(title, justify="right", no_wrap=True)
