@@ -1,0 +1,1 @@
+"""Parts of `distill_draft.py`: data, draft, objective, training, evaluation."""

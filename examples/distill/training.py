@@ -1,0 +1,188 @@
+"""The training loop: a token budget with warm-up, constant rate and decay to zero; checkpoints and resuming."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from transformers_cactus.demo.shared_draft import own_parameters
+
+from .evaluation import evaluate
+from .objective import Objective, frequent_tokens
+from .shards import Rows, load_shards, shard_files
+
+
+@dataclass
+class Plan:
+    """Everything that decides how a run goes. All counts are in tokens of training rows, repeats included."""
+
+    tokens: int
+    warm_up: int = 20_000
+    decay: int = 1_000_000
+    batch: int = 4
+    lr: float = 2e-3
+    weight_decay: float = 0.1
+    vocabulary: int = 6144
+    sampled: int = 1024
+    acceptance_weight: float = 1.0
+    held_out: int = 1
+    evaluate_every: int = 100_000
+    save_every: int = 50_000
+    seed: int = 0
+
+    def rate(self, done: int) -> float:
+        """Learning rate after `done` tokens, as a share of `lr`."""
+        return max(0.0, min(1.0, (done + 1) / self.warm_up, (self.tokens - done) / max(self.decay, 1)))
+
+
+class Batches:
+    """Shuffled batches of a folder's shards; shards that appeared meanwhile join at the next pass."""
+
+    def __init__(self, folder: Path, plan: Plan, generator: torch.Generator):
+        self.folder, self.plan, self.generator = folder, plan, generator
+        self.files: list[Path] = []
+        self.read()
+
+    def read(self) -> None:
+        """Load the folder's shards anew if there are more than before."""
+        files = shard_files(self.folder)[self.plan.held_out :]
+        if not files:
+            raise ValueError(f"all shards of {self.folder} are held out: make more data or lower --held-out")
+        if files != self.files:
+            self.files, self.rows = files, load_shards(files)
+
+    def __iter__(self) -> Iterator[Rows]:
+        size = self.plan.batch
+        while True:
+            order = torch.randperm(len(self.rows), generator=self.generator)
+            for start in range(0, max(len(order) - size, 0) + 1, size):
+                yield self.rows[order[start : start + size]]
+            self.read()
+
+
+class Trainer:
+    """One run: a draft, its data, and where it is written.
+
+    Args:
+        draft: What `build_draft` returned.
+        data: Folder of shards, of which the first `plan.held_out` are never trained on.
+        checkpoint: File that is written now and then, and continued from if it is there.
+    """
+
+    def __init__(self, draft: PreTrainedModel, data: Path, checkpoint: Path, plan: Plan):
+        self.draft, self.plan, self.checkpoint = draft, plan, checkpoint
+        self.done = 0
+        self.generator = torch.Generator().manual_seed(plan.seed)
+        self.optimiser = torch.optim.AdamW(
+            own_parameters(draft).values(), lr=plan.lr, betas=(0.9, 0.95), weight_decay=plan.weight_decay
+        )
+        self.batches = Batches(data, plan, self.generator)
+        self.held_out = load_shards(shard_files(data)[: plan.held_out]) if plan.held_out else None
+        frequent = frequent_tokens(self.batches.rows, plan.vocabulary, draft.config.vocab_size)
+        resumed = checkpoint.exists()
+        if resumed:
+            self.resume()
+        self.objective = Objective(
+            draft.get_output_embeddings(), frequent, sampled=plan.sampled, acceptance_weight=plan.acceptance_weight
+        )
+        if not resumed:
+            self.fit_norm()
+
+    @torch.no_grad()
+    def fit_norm(self) -> None:
+        """Scale the final norm so that the untrained draft is as unsure as it should be.
+
+        It was made for the verifier's last hidden states; after a few layers it makes most logits far too large.
+        """
+        rows, norm = self.to_device(self.batches.rows[slice(0, 4)]), self.draft.base_model.norm.weight
+        hidden = self.draft.base_model(input_ids=rows.ids.long(), use_cache=False).last_hidden_state
+        scales = [0.75**power for power in range(10)]
+        losses = [self.objective(hidden * scale, rows, torch.Generator().manual_seed(0))["loss"] for scale in scales]
+        norm.mul_(scales[int(torch.stack(losses).argmin())])
+
+    def resume(self) -> None:
+        """Continue from the checkpoint."""
+        state = torch.load(self.checkpoint, weights_only=True)
+        with torch.no_grad():
+            for name, parameter in own_parameters(self.draft).items():
+                parameter.copy_(state["draft"][name])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.optimiser.param_groups[0]["weight_decay"] = self.plan.weight_decay
+        self.generator.set_state(state["generator"])
+        self.done = state["done"]
+
+    def save(self) -> None:
+        """Write the checkpoint; a crash leaves the previous one."""
+        state = {
+            "draft": {name: p.detach() for name, p in own_parameters(self.draft).items()},
+            "optimiser": self.optimiser.state_dict(),
+            "generator": self.generator.get_state(),
+            "done": self.done,
+        }
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self.checkpoint.with_suffix(".tmp")
+        torch.save(state, unfinished)
+        os.replace(unfinished, self.checkpoint)
+
+    def run(self) -> None:
+        """Train until the token budget is used up; an interrupt saves first."""
+        start, began = self.done, time.time()
+        try:
+            with tqdm(total=self.plan.tokens, initial=start, unit="tok", unit_scale=True, mininterval=10) as bar:
+                self.loop(bar)
+        finally:
+            self.save()
+        print(f"{self.done - start:,} tokens in {time.time() - began:.0f} s\n{self.report(None)}", flush=True)
+
+    def loop(self, bar: tqdm) -> None:
+        """Step after step, with a checkpoint and a look at the held-out rows now and then."""
+        smooth: dict[str, float] = {}
+        for rows in self.batches:
+            if self.done >= self.plan.tokens:
+                return
+            for name, value in self.step(rows).items():
+                smooth[name] = 0.95 * smooth.get(name, value) + 0.05 * value
+            before, self.done = self.done, self.done + rows.ids.numel()
+            bar.set_postfix({name: f"{value:.3f}" for name, value in smooth.items()}, refresh=False)
+            bar.update(rows.ids.numel())
+            if crossed(before, self.done, self.plan.save_every):
+                self.save()
+            if crossed(before, self.done, self.plan.evaluate_every):
+                bar.write(self.report(16))
+
+    def step(self, rows: Rows) -> dict[str, float]:
+        """One update of all parameters; returns the parts of the loss."""
+        rate = self.plan.lr * self.plan.rate(self.done)
+        rows = self.to_device(rows)
+        hidden = self.draft.base_model(input_ids=rows.ids.long(), use_cache=False).last_hidden_state
+        parts = self.objective(hidden, rows, self.generator)
+        parts["loss"].backward()
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        torch.nn.utils.clip_grad_norm_(own_parameters(self.draft).values(), 1.0)
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        return {name: value.item() for name, value in parts.items()}
+
+    def to_device(self, rows: Rows) -> Rows:
+        """The batch where the draft is."""
+        return Rows(*(value.to(self.draft.device) for value in vars(rows).values()))
+
+    def report(self, rows: int | None) -> str:
+        """Tokens so far, and the quality on the first `rows` held-out rows (all by default)."""
+        if self.held_out is None:
+            return f"{self.done:,} tokens"
+        results = evaluate(self.draft, self.held_out[slice(rows)])
+        return f"{self.done:,} tokens; held out: " + ", ".join(
+            f"{name} {value:.4g}" for name, value in results.items()
+        )
+
+
+def crossed(before: int, after: int, every: int) -> bool:
+    """Whether a multiple of `every` lies between two counts."""
+    return every > 0 and before // every != after // every
