@@ -18,6 +18,7 @@ from .decoding import FastCall, fast_decoding
 from .one_by_one import batch_size, run_one_by_one
 from .settings import CallSettings
 from .stock import StockCall, stock_decoding
+from .streaming import TokenByToken
 from .support import supports_ragged
 
 DEFAULT_BLOCK = 4
@@ -93,7 +94,7 @@ def why_not_fast(setting: CallSettings) -> str | None:
 def run_fast(setting: CallSettings, original: Generate, rule: AcceptanceRule) -> Any:
     """Runs a call in this package's own loop."""
     call = dict(setting.call)
-    draft = call.pop("assistant_model", None)
+    draft, streamer = call.pop("assistant_model", None), setting["streamer"]
     _take_stop_strings(setting, call)
     count, threshold = setting["prompt_lookup_num_tokens"], 0.0
     schedule = "constant"
@@ -108,7 +109,7 @@ def run_fast(setting: CallSettings, original: Generate, rule: AcceptanceRule) ->
         schedule=schedule,
         confidence_threshold=float(threshold),
         max_ngram_size=setting["max_matching_ngram_size"] or 2,
-        streamer=call.get("streamer"),
+        streamer=None if streamer is None else TokenByToken(streamer),
     )
     # `generate` would take the call for assisted decoding and refuse batches.
     _unset(setting, call, "prompt_lookup_num_tokens")
@@ -118,12 +119,12 @@ def run_fast(setting: CallSettings, original: Generate, rule: AcceptanceRule) ->
 
 def run_stock(setting: CallSettings, rule: AcceptanceRule, original: Generate) -> Any:
     """Runs a call in transformers' own assisted decoding loop."""
-    call = dict(setting.call)
+    call, streamer = dict(setting.call), setting["streamer"]
     assisted = {
         "assistant_model": setting["assistant_model"],
         "tokenizer": call.get("tokenizer"),
         "assistant_tokenizer": call.pop("assistant_tokenizer", None),
-        "streamer": call.get("streamer"),
+        "streamer": None if streamer is None else TokenByToken(streamer),
         "synced_gpus": _compat.synced_gpus(setting.model, call.get("synced_gpus")),
     }
     _take_stop_strings(setting, call)
