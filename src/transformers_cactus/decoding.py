@@ -208,7 +208,8 @@ class _FastLoop:
         late = self.stopping.out_of_time()
         finished = []
         for row, new in enumerate(tokens):
-            count, ended = (1, True) if late else self.stopping.cut(row, new, sequences)
+            seen = self._scores_up_to(row, scores) if self.stopping.reads_tokens else None
+            count, ended = (1, True) if late else self.stopping.cut(row, new, sequences, seen)
             del new[count:]
             finished.append(ended)
             self._record(row, block, table[row], new, accepted[row], scores, logits)
@@ -218,6 +219,10 @@ class _FastLoop:
         if size:
             self.drafter.commit([min(count, len(new)) for count, new in zip(accepted, tokens, strict=True)])
         return tokens, finished
+
+    def _scores_up_to(self, row: int, scores: Tensor) -> list[Tensor] | None:
+        """A row's scores with this round's, where the call keeps scores."""
+        return None if self.kept_scores is None else [*self.kept_scores[self.sequences.rows[row]], *scores[row]]
 
     def _record(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch import Tensor
 from transformers import StoppingCriteria
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 
@@ -25,7 +26,9 @@ class BlockStopping:
 
     def __init__(self, criteria: Iterable[StoppingCriteria], eos_token_ids: Iterable[int]):
         criteria = list(criteria)
-        self.eos = frozenset(eos_token_ids)
+        # `generate` adds a criterion for the EOS of its config, and a caller may bring another.
+        own = [token for c in criteria if type(c) is EosTokenCriteria for token in c.eos_token_id.flatten().tolist()]
+        self.eos = frozenset(eos_token_ids) | frozenset(own)
         self.max_length = min((c.max_length for c in criteria if type(c) is MaxLengthCriteria), default=None)
         self.clocks = [c for c in criteria if type(c) is MaxTimeCriteria]
         known = (MaxLengthCriteria, MaxTimeCriteria, EosTokenCriteria)
@@ -36,13 +39,17 @@ class BlockStopping:
         """Whether `Sequences.write` must have been called with the emitted tokens before `cut`."""
         return bool(self.others)
 
-    def cut(self, row: int, tokens: Sequence[int], sequences: Sequences) -> tuple[int, bool]:
+    def cut(
+        self, row: int, tokens: Sequence[int], sequences: Sequences, scores: Sequence[Tensor] | None = None
+    ) -> tuple[int, bool]:
         """How many of a row's new tokens stay, and whether the row ends there.
 
         Args:
             row (`int`): The row.
             tokens (`list[int]`): Its new tokens, at least one.
             sequences ([`Sequences`]): The rows, not yet advanced.
+            scores (list of `torch.Tensor` of shape `[vocab]`, *optional*): For criteria that read them: the scores of
+                the row's generated tokens, at least up to the last of `tokens`.
 
         Returns:
             Two values, the first in [1, len(tokens)].
@@ -51,8 +58,11 @@ class BlockStopping:
             # No short cut between criteria: each is asked after each token, as in token-by-token generation.
             reached = self.max_length is not None and sequences.ends[row] + count >= self.max_length
             ended = reached or tokens[count - 1] in self.eos
+            generated = sequences.ends[row] - sequences.width + count
+            seen = None if scores is None else tuple(one[None] for one in scores[:generated])
             for criterion in self.others:
-                ended |= bool(criterion(sequences.prefix(row, count), None).all())
+                # A tensor of one flag, or a plain bool: `generate` takes both.
+                ended |= bool(torch.as_tensor(criterion(sequences.prefix(row, count), seen)).all())
             if ended:
                 return count, True
         return len(tokens), False
