@@ -14,7 +14,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
+from .subset_output import SubsetOutput
+
 SHARES_EMBEDDINGS = "cactus_shares_embeddings"
+OUTPUT_TOKENS = "output_tokens"
+"""Name, among the weights, of the ids of the tokens that the draft can propose; absent where it can propose all."""
 WEIGHTS = "model.safetensors"
 
 
@@ -50,6 +54,9 @@ def load_shared_draft(name: str, config: PretrainedConfig, verifier: PreTrainedM
     """Read a draft that `save_shared_draft` wrote, from a folder or the Hub, for this verifier."""
     draft = new_shared_draft(config, verifier)
     weights, parameters = load_file(cached_file(name, WEIGHTS)), own_parameters(draft)
+    tokens = weights.pop(OUTPUT_TOKENS, None)
+    if tokens is not None:
+        draft.set_output_embeddings(SubsetOutput(verifier.get_output_embeddings().weight, tokens))
     if weights.keys() != parameters.keys():
         raise ValueError(f"its {WEIGHTS} does not hold the layers that its config.json describes")
     with torch.no_grad():
@@ -58,10 +65,19 @@ def load_shared_draft(name: str, config: PretrainedConfig, verifier: PreTrainedM
     return draft
 
 
-def save_shared_draft(draft: PreTrainedModel, folder: Path) -> None:
-    """Write a draft's own layers in bfloat16, and its config, to a folder that `load_pair` accepts as `draft`."""
+def save_shared_draft(draft: PreTrainedModel, folder: Path, output_tokens: torch.Tensor | None = None) -> None:
+    """Write a draft's own layers in bfloat16, and its config, to a folder that `load_pair` accepts as `draft`.
+
+    Args:
+        draft (`PreTrainedModel`): The draft.
+        folder (`Path`): Made if need be.
+        output_tokens (`torch.LongTensor` of shape `[kept]`, *optional*): The tokens that it can propose when it is
+            loaded; see [`SubsetOutput`].
+    """
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in own_parameters(draft).items()}
+    if output_tokens is not None:
+        weights[OUTPUT_TOKENS] = output_tokens.to(torch.int32)
     config = copy.deepcopy(draft.config)
     config.__dict__.pop("_model_name_or_path", None)
     config.dtype = torch.bfloat16
