@@ -10,8 +10,14 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from transformers import PrefixConstrainedLogitsProcessor
+from transformers import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
 from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.candidate_generator import AssistantVocabTranslatorCache
 
 
 @lru_cache(maxsize=256)
@@ -42,6 +48,12 @@ def attention_implementation(model: Any) -> str:
 def is_stateful(model: Any) -> bool:
     """Whether the model keeps a state that cannot be rolled back token by token."""
     return bool(model._is_stateful)
+
+
+def can_exit_early(model: Any) -> bool:
+    """Whether the library can run the first layers of the model as a draft."""
+    base = getattr(model, model.base_model_prefix, None)
+    return not model.config.is_encoder_decoder and hasattr(getattr(base, "config", None), "num_hidden_layers")
 
 
 def relies_on_given_mask(model: Any) -> bool:
@@ -142,12 +154,18 @@ def draft_from_ids(generator: Any) -> None:
 
 
 @contextmanager
-def unchanged_draft(draft: Any) -> Iterator[None]:
+def unchanged_draft(draft: Any, tokenizer: Any = None) -> Iterator[None]:
     """Put back what candidate generators write to the draft, also after an exception.
 
-    Drafting with another tokenizer resets the draft's repetition penalty; early exit sets its number of layers.
+    Drafting with another tokenizer resets the draft's repetition penalty and, with sampling, replaces its embeddings
+    for good by ones for the tokens that both vocabularies have; early exit sets its number of layers.
+
+    Args:
+        draft: the draft, or the verifier where it drafts by early exit.
+        tokenizer: the verifier's, where the draft has another one.
     """
     config = draft.generation_config
+    embeddings = draft.get_input_embeddings(), draft.get_output_embeddings()
     penalty = config.repetition_penalty
     base = getattr(draft, draft.base_model_prefix, draft)
     layers = getattr(base.config, "num_hidden_layers", None)
@@ -157,22 +175,37 @@ def unchanged_draft(draft: Any) -> Iterator[None]:
         config.repetition_penalty = penalty
         if layers is not None and base.config.num_hidden_layers != layers:
             base.config.num_hidden_layers = layers
+        if draft.get_output_embeddings() is not embeddings[1]:
+            draft.set_input_embeddings(embeddings[0])
+            draft.set_output_embeddings(embeddings[1])
+            # The library would take the translation that it remembers for one with replaced embeddings.
+            AssistantVocabTranslatorCache._cache.pop(tokenizer, None)
 
 
-def processor_of_row(processor: Any, row: int) -> Any:
-    """Return a processor for one row of a batch, called with that row alone."""
-    return processor_of_rows(processor, [row])
+def processor_of_rows(processor: Any, rows: list[int], prompts: Any, width: int) -> Any:
+    """Return a processor for some rows of a batch, called with these rows alone and without their padding.
 
+    Few processors tell rows apart: the one for `prefix_allowed_tokens_fn` hands their numbers to the function, and
+    some hold what they need of each row's prompt.
 
-def processor_of_rows(processor: Any, rows: list[int]) -> Any:
-    """Return a processor for some rows of a batch, called with these rows.
-
-    Only the one for `prefix_allowed_tokens_fn` tells rows apart: it hands their numbers to the function.
+    Args:
+        processor: the processor that `generate` set up for the padded batch.
+        rows: numbers of the rows.
+        prompts: their prompts without padding, `[len(rows), length]`.
+        width: columns of the padded prompts.
     """
-    if not isinstance(processor, PrefixConstrainedLogitsProcessor):
-        return processor
-    allowed = processor._prefix_allowed_tokens_fn
-    return PrefixConstrainedLogitsProcessor(lambda index, ids: allowed(rows[index], ids), num_beams=1)
+    if isinstance(processor, PrefixConstrainedLogitsProcessor):
+        allowed = processor._prefix_allowed_tokens_fn
+        return PrefixConstrainedLogitsProcessor(lambda index, ids: allowed(rows[index], ids), num_beams=1)
+    if type(processor) is RepetitionPenaltyLogitsProcessor and processor.prompt_ignore_length is not None:
+        ignored, padding = processor.prompt_ignore_length, width - prompts.shape[1]
+        ignored = max(ignored - padding, 0) if isinstance(ignored, int) else (ignored[rows] - padding).clamp(min=0)
+        return RepetitionPenaltyLogitsProcessor(processor.penalty, ignored)
+    if type(processor) is EncoderRepetitionPenaltyLogitsProcessor:
+        return EncoderRepetitionPenaltyLogitsProcessor(1 / processor.penalty, prompts)
+    if type(processor) is EncoderNoRepeatNGramLogitsProcessor:
+        return EncoderNoRepeatNGramLogitsProcessor(processor.ngram_size, prompts)
+    return processor
 
 
 def decoder_only_output(*, cache: Any, **fields: Any) -> GenerateDecoderOnlyOutput:

@@ -97,6 +97,15 @@ def warn_of_greedy(rule: AcceptanceRule) -> None:
     )
 
 
+def warn_of_context(limit: int) -> None:
+    """Says that the draft model has no positions left."""
+    warnings.warn(
+        f"the draft model takes {limit} tokens at most: from there on the verifier goes on alone.",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
 def _fields(rule: type[AcceptanceRule]) -> frozenset[str]:
     return frozenset(getattr(rule, "__dataclass_fields__", ()))
 

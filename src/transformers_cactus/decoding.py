@@ -7,7 +7,6 @@ back to what stays. One transfer per round tells the host what was accepted.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +18,9 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from . import _compat
 from .acceptance import AcceptanceRule
 from .cache import RaggedCache
-from .configuration import warn_of_greedy
-from .drafting import Block, Drafter, ModelDrafter, PromptLookupDrafter, context_limit
-from .inputs import forward_inputs, left_align, prefill
+from .configuration import warn_of_context, warn_of_greedy
+from .drafting import Block, Drafter, ModelDrafter, PromptLookupDrafter
+from .inputs import context_limit, forward_inputs, left_align, prefill
 from .outputs import AcceptanceStatistics, SequenceStatistics
 from .processing import BlockProcessor
 from .sequences import Sequences
@@ -157,11 +156,12 @@ class _FastLoop:
         sequences = self.sequences
         # The verifier adds a token to every block.
         count = min(self.block_size, self.limit - min(sequences.ends) - 1)
-        if self.draft_limit is not None and count > 0:
-            fits = self.draft_limit - max(sequences.lengths())
-            if fits < count:
-                _warn_of_context(self.draft_limit)
-                count = min(count, fits)
+        longest = max(sequences.lengths())
+        if self.draft_limit is not None and self.draft_limit - longest < count:
+            count = self.draft_limit - longest
+            if not self.warned_of_context:
+                warn_of_context(self.draft_limit)
+            self.warned_of_context = True
         if count <= 0:
             return Block(sequences.last.new_empty(sequences.batch_size, 0), None, [0] * sequences.batch_size)
         return self.drafter.propose(sequences, count)
@@ -198,7 +198,7 @@ class _FastLoop:
             columns += [outcome.accepted_losslessly, outcome.divergence]
         # float64 holds token ids exactly, so one transfer takes everything.
         table = torch.cat([column.double() for column in columns], dim=1).tolist()
-        raise_if_invalid([int(row[2]) for row in table], [int(row[0]) for row in table])
+        raise_if_invalid([int(row[2]) for row in table], [int(row[0]) for row in table], sequences.rows)
         accepted = [int(row[0]) for row in table]
         tokens = [[*map(int, row[3 : 3 + count]), int(row[1])] for row, count in zip(table, accepted, strict=True)]
 
@@ -273,7 +273,7 @@ class _FastLoop:
 
     def _drafter(self, prompt_lengths: list[int]) -> Drafter:
         call = self.call
-        self.draft_limit = None
+        self.draft_limit, self.warned_of_context = None, False
         if call.assistant_model is None:
             return PromptLookupDrafter(call.max_ngram_size, self.eos)
         self.draft_limit = context_limit(call.assistant_model)
@@ -345,11 +345,3 @@ def _by_step(rows: list[list[Tensor]] | None) -> tuple[Tensor, ...] | None:
     longest = max(map(len, rows))
     nothing = torch.zeros_like(rows[0][0])
     return tuple(torch.stack([row[step] if step < len(row) else nothing for row in rows]) for step in range(longest))
-
-
-def _warn_of_context(limit: int) -> None:
-    warnings.warn(
-        f"the draft model takes {limit} tokens at most: from there on the verifier goes on alone.",
-        UserWarning,
-        stacklevel=2,
-    )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._compat import text_config
+from ._compat import vocab_size as vocab_size_of
 from .cache import RaggedCache
 from .inputs import forward_inputs, prefill
 from .processing import BlockProcessor, to_vocabulary
@@ -91,7 +91,7 @@ class ModelDrafter(Drafter):
         tokens, scores = [], []
         lengths = [count] * sequences.batch_size
         uniforms = torch.rand(count, sequences.batch_size, device=device) if self.do_sample else None
-        logits = self._feed_last(sequences.last) if self._prompts is None else self._feed_prompts(*self._prompts)
+        logits = self._feed_unseen(sequences)
         for step in range(count):
             processed = to_vocabulary(logits, self.vocab_size).to(device, torch.float32)
             processed = self.processor(processed[:, None], sequences, first=step)[:, 0]
@@ -118,36 +118,59 @@ class ModelDrafter(Drafter):
         self._lengths = lengths
         return Block(torch.stack(tokens, dim=1), torch.stack(scores, dim=1) if scores else None, lengths)
 
-    def _feed_prompts(self, prompts: Tensor, lengths: list[int]) -> Tensor:
-        self._prompts = None
+    def _feed_unseen(self, sequences: Sequences) -> Tensor:
+        """Feeds what the draft has not seen of each row, and returns the logits behind the row's last token."""
         self._fed = 0
+        lengths = sequences.lengths()
+        if self._prompts is not None:
+            prompts, known = self._prompts
+            self._prompts = None
+            if known != lengths:
+                prompts = _padded(sequences.tokens)
+            return self._feed_prompts(prompts, lengths)
+        assert self.cache.rows.counts is not None
+        unseen = [length - seen for length, seen in zip(lengths, self.cache.rows.counts, strict=True)]
+        if unseen == [2 if unfed else 1 for unfed in self._unfed_rows]:
+            return self._feed_last(sequences.last)
+        # The verifier went on alone for some rounds.
+        missed = [row[-count:] for row, count in zip(sequences.tokens, unseen, strict=True)]
+        return self._feed_rows(_padded(missed), unseen)
+
+    def _feed_prompts(self, prompts: Tensor, lengths: list[int]) -> Tensor:
         if min(lengths) == max(lengths):
             return self._feed(prompts)
         ends = torch.tensor(lengths, device=self.device)
-        prompts = prompts.to(self.device)
+        prompts = self._known(prompts)
         prefill(self.model, self.cache, prompts, ends)
         return self._feed(prompts.gather(1, ends[:, None] - 1))
 
     def _feed_last(self, last: Tensor) -> Tensor:
-        """Feeds what the draft has not seen: each row's last token, behind its last drafted one where accepted."""
-        self._fed = 0
+        """Feeds each row's last token, behind its last drafted one where that was accepted."""
         if not any(self._unfed_rows):
             return self._feed(last[:, None])
         assert self._unfed is not None
         behind = torch.tensor(self._unfed_rows, device=last.device)
         # Rows that lack one token only end in padding, which is not committed.
-        pair = torch.stack([torch.where(behind, self._unfed, last), last], dim=1).to(self.device)
-        logits = self.model(**forward_inputs(self.model, self.cache, pair)).logits
-        kept = [2 if unfed else 1 for unfed in self._unfed_rows]
-        index = torch.tensor(kept, device=self.device)
-        self.cache.commit(index, kept)
-        return logits[torch.arange(len(kept), device=self.device), index - 1]
+        pair = torch.stack([torch.where(behind, self._unfed, last), last], dim=1)
+        return self._feed_rows(pair, [2 if unfed else 1 for unfed in self._unfed_rows])
+
+    def _feed_rows(self, tokens: Tensor, counts: list[int]) -> Tensor:
+        """Feeds the first tokens of each row."""
+        logits = self.model(**forward_inputs(self.model, self.cache, self._known(tokens))).logits
+        index = torch.tensor(counts, device=self.device)
+        self.cache.commit(index, counts)
+        return logits[torch.arange(len(counts), device=self.device), index - 1]
 
     def _feed(self, tokens: Tensor) -> Tensor:
-        inputs = forward_inputs(self.model, self.cache, tokens.to(self.device), logits_to_keep=1)
+        inputs = forward_inputs(self.model, self.cache, self._known(tokens), logits_to_keep=1)
         logits = self.model(**inputs).logits[:, -1]
         self.cache.commit(tokens.shape[1])
         return logits
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        """Tokens on the draft's device; those that only the verifier's vocabulary has are read as another one."""
+        size = vocab_size_of(self.model)
+        return (tokens.clamp(max=size - 1) if size < self.vocab_size else tokens).to(self.device)
 
     def commit(self, accepted: Sequence[int]) -> None:
         """See [`Drafter.commit`]."""
@@ -211,8 +234,6 @@ class PromptLookupDrafter(Drafter):
         return []
 
 
-def context_limit(model: Any) -> int | None:
-    """Tokens that a model with learned positions can take, or `None` where positions go on."""
-    config = text_config(model)
-    rotary = getattr(config, "rope_parameters", None) is not None or hasattr(config, "rotary_pct")
-    return None if rotary else getattr(config, "max_position_embeddings", None)
+def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._compat import cache_argument, forward_parameters
+from ._compat import cache_argument, forward_parameters, text_config
 from .cache import RaggedCache
 from .masks import ragged_masks
 
@@ -40,6 +40,10 @@ def forward_inputs(
     """
     tokens = input_ids.shape[1]
     positions = cache.rows.positions(tokens)
+    limit = context_limit(model)
+    if limit is not None and cache.rows.longest < limit < cache.rows.longest + tokens:
+        # A row near its end is fed the other rows' block length. Its tokens behind the limit are rolled back.
+        positions = positions.clamp(max=limit - 1)
     inputs: dict[str, Any] = {
         "input_ids": input_ids,
         "position_ids": positions,
@@ -51,6 +55,13 @@ def forward_inputs(
     if logits_to_keep is not None and "logits_to_keep" in forward_parameters(model):
         inputs["logits_to_keep"] = logits_to_keep
     return inputs
+
+
+def context_limit(model: Any) -> int | None:
+    """Return how many tokens a model with learned positions can take, or None where positions go on."""
+    config = text_config(model)
+    rotary = getattr(config, "rope_parameters", None) is not None
+    return None if rotary else getattr(config, "max_position_embeddings", None)
 
 
 def prefill(model: Any, cache: RaggedCache, rows: Tensor, lengths: Tensor) -> None:

@@ -95,14 +95,17 @@ class BlockProcessor:
                         prefix = sequences.padded_prefix(row, written)
                     else:
                         prefix = sequences.prefix(row, written)
-                    one = _compat.processor_of_row(processor, sequences.rows[row])
+                    one = _compat.processor_of_rows(
+                        processor, [sequences.rows[row]], sequences.prompt(row), sequences.width
+                    )
                     scores[row : row + 1, position] = one(prefix, scores[row : row + 1, position])
         return scores
 
     @staticmethod
     def _for_all(processor: LogitsProcessor, sequences: Sequences) -> LogitsProcessor:
         """The processor for all remaining rows at once, some of which may have left the batch."""
-        return _compat.processor_of_rows(processor, sequences.rows)
+        width = sequences.width
+        return _compat.processor_of_rows(processor, sequences.rows, sequences.ids[:, :width], width)
 
 
 def to_vocabulary(logits: Tensor, size: int) -> Tensor:

@@ -55,6 +55,10 @@ class Sequences:
             tokens (`torch.LongTensor` of shape `[batch, count]`): The tokens.
         """
         count = tokens.shape[1]
+        missing = max(self.ends) + count - self.ids.shape[1]
+        if missing > 0:
+            # Blocks may grow in a call, and rows that are far ahead reach beyond their end with them.
+            self.ids = torch.nn.functional.pad(self.ids, (0, missing))
         if min(self.ends) == max(self.ends):
             self.ids[:, self.ends[0] : self.ends[0] + count] = tokens
         else:
@@ -73,6 +77,10 @@ class Sequences:
             self.ends[row] += len(new)
         self.last = last
         self._ends = torch.tensor(self.ends, device=self.ids.device)
+
+    def prompt(self, row: int) -> Tensor:
+        """A row's prompt without padding, `[1, length]`."""
+        return self.ids[row : row + 1, self.starts[row] : self.width]
 
     def prefix(self, row: int, tokens: int) -> Tensor:
         """A row without padding, followed by some of the written tokens, `[1, length + tokens]`."""

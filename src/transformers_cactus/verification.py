@@ -36,9 +36,12 @@ class Verification(NamedTuple):
         raise_if_invalid(self.invalid.tolist(), self.accepted.tolist())
 
 
-def raise_if_invalid(invalid: list[int], accepted: list[int]) -> None:
-    """Raises a `FloatingPointError` for the first sequence whose entry of `invalid` is not 0."""
-    for row, (side, position) in enumerate(zip(invalid, accepted, strict=True)):
+def raise_if_invalid(invalid: list[int], accepted: list[int], rows: list[int] | None = None) -> None:
+    """Raises a `FloatingPointError` for the first sequence whose entry of `invalid` is not 0.
+
+    `rows` are the sequences' numbers, where some have left the batch.
+    """
+    for row, side, position in zip(rows or range(len(invalid)), invalid, accepted, strict=True):
         if side:
             name = "verifier" if side == 1 else "draft"
             raise FloatingPointError(
