@@ -16,7 +16,7 @@ IGNORE_GREEDY = "ignore:.*no effect without sampling:UserWarning"
 
 
 def fast(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
-    """Call the fast engine: lossless and greedy, with 24 new tokens and a dict to return, unless `options` say else."""
+    """Call the fast engine: lossless, greedy, with 24 new tokens and a dict to return, unless `options` say else."""
     defaults: dict[str, Any] = {
         "do_sample": False,
         "num_assistant_tokens": BLOCK,

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 import tiny_models
-from fast_calls import IGNORE_GREEDY, drafts, fast, new_tokens, plain, rows_alone
+from fast_calls import IGNORE_GREEDY, drafts, fast, new_tokens, plain, plain_alone, rows_alone
 
 pytestmark = pytest.mark.filterwarnings(IGNORE_GREEDY)
 
@@ -138,7 +138,7 @@ def test_case_3_criteria_of_the_users_own(kind, criterion):
 
 def test_case_3_criterion_with_a_flag_per_row_in_a_batch():
     inputs = tiny_models.prompts([7, 4, 9])
-    last = {new_tokens(plain(models()[0], row), row)[0][place] for row, place in zip(rows_alone(inputs), (2, 5, 8))}
+    last = {row[place] for row, place in zip(plain_alone(models()[0], inputs), (2, 5, 8), strict=True)}
 
     def ends(_, ids):
         return per_row([row[-1] in last for row in ids.tolist()])
