@@ -145,7 +145,15 @@ def test_generate_takes_the_chat_template_unless_told_otherwise(invoke, folders,
     assert invoke(*arguments, "--prompt", "Hi", "--system", "Be brief.").stdout != chat.stdout
 
 
-@pytest.mark.parametrize("draft", [["--prompt-lookup-num-tokens", "3"], ["--draft", "draft"], ["--draft", "foreign"]])
+DRAFTS = [
+    ["--prompt-lookup-num-tokens", "3"],
+    ["--draft", "draft"],
+    ["--draft", "draft", "--engine", "stock"],
+    ["--draft", "foreign"],
+]
+
+
+@pytest.mark.parametrize("draft", DRAFTS, ids=" ".join)
 def test_greedy_text_is_the_verifiers_own(invoke, folders, draft):
     arguments = ["generate", "--verifier", folders["verifier"], "--prompt", "abcabcabc", "--temperature", "0"]
     arguments += ["--max-new-tokens", "10"]

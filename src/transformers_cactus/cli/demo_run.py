@@ -88,6 +88,7 @@ def _answer(
         _, _, acceptance = run(pair, inputs, system, settings, settings.seed, streamer=streamer)
         assert acceptance is not None
         streamer.put_origins(acceptance.origins[len(streamer.origins) :])
+    console.print()
     console.print(legend(acceptance.origins))
     return "".join(streamer.pieces), acceptance
 

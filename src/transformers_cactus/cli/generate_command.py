@@ -106,7 +106,8 @@ def generate(
     delta: Annotated[
         float | None,
         typer.Option(
-            help="Budget in nats for each drafted token. Default: 0, which is lossless speculative sampling.",
+            help="Budget in nats for each drafted token; spend it together with --top-k or --top-p, which keep "
+            "unlikely tokens out. Default: 0, which is lossless speculative sampling.",
             rich_help_panel=CACTUS,
         ),
     ] = None,
