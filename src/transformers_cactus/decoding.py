@@ -130,6 +130,8 @@ class _FastLoop:
         self.kept_logits = _row_lists(prompt_lengths, returns_dict and generation_config.output_logits)
 
         self.block_size = call.num_assistant_tokens
+        self.draft_limit: int | None = None
+        self.warned_of_context = False
         self.rule = rule_for_batch(call.rule, len(input_ids), generation_config.num_return_sequences or 1)
         self.drafter = self._drafter(prompt_lengths)
         self.unfed: Tensor | None = None
@@ -273,7 +275,6 @@ class _FastLoop:
 
     def _drafter(self, prompt_lengths: list[int]) -> Drafter:
         call = self.call
-        self.draft_limit, self.warned_of_context = None, False
         if call.assistant_model is None:
             return PromptLookupDrafter(call.max_ngram_size, self.eos)
         self.draft_limit = context_limit(call.assistant_model)

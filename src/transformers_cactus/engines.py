@@ -67,8 +67,9 @@ def why_not_fast(setting: CallSettings) -> str | None:
         if setting[name]:
             return f"{name} drafts inside transformers' own loop only."
     draft = setting["assistant_model"]
+    longest = setting.longest()
     for model in (setting.model, draft):
-        reason = None if model is None else supports_ragged(model)
+        reason = None if model is None else supports_ragged(model, longest)
         if reason is not None:
             return reason
     for name in ("output_attentions", "output_hidden_states", "prefill_chunk_size", "synced_gpus"):
