@@ -150,21 +150,23 @@ def draft_model(kind: str, vocab: int) -> Any:
         kind: "other" is another model. "negated" is the verifier with its output matrix negated: it likes best what
             the verifier likes least, so that most of its tokens are rejected. "swapped" is the verifier with two
             tokens exchanged, its favourite and its least likely one: what is rejected is then nearly always the same
-            token, and only one other is right in its place.
+            token, and only one other is right in its place. "contrary" is the verifier with the outputs of two tokens
+            negated, its second favourite and its least likely one: the shape of the residual then depends on delta.
         vocab: size of the vocabulary.
     """
     if kind == "other":
         return tiny_llama(vocab, seed=1, layers=1)
     draft = copy.deepcopy(verifier_model(vocab))
     weight = draft.lm_head.weight.data
+    with torch.no_grad():
+        ranking = draft(torch.tensor([PROMPT])).logits[0, -1].argsort(descending=True).tolist()
     if kind == "negated":
         weight.neg_()
+    elif kind == "swapped":
+        weight[[ranking[0], ranking[-1]]] = weight[[ranking[-1], ranking[0]]]
     else:
-        assert kind == "swapped"
-        with torch.no_grad():
-            logits = draft(torch.tensor([PROMPT])).logits[0, -1]
-        pair = [int(logits.argmax()), int(logits.argmin())]
-        weight[pair] = weight[pair[::-1]]
+        assert kind == "contrary"
+        weight[[ranking[1], ranking[-1]]] *= -1
     return draft
 
 
@@ -259,9 +261,10 @@ EACH_RULE = [Case("speculative"), Case("cactus", 0.5), Case("cactus-exact", 0.5)
 WARPED = Case("cactus-exact", 0.3, "other", block=3, new_tokens=4, sampling=Sampling(1.3, top_k=6, top_p=0.95))
 LOOK_UP = Case("lenience", 3.0, "look-up", new_tokens=4)
 SWAPPED = Case("cactus", 0.5, "swapped", block=3, new_tokens=4)
+CONTRARY = Case("cactus", 1.0, "contrary")
 LOSSLESS, CACTUS, EXACT, LENIENCE = EACH_RULE
 
-QUICK = {"stock": [LOSSLESS, CACTUS, WARPED, LOOK_UP], "fast": [*EACH_RULE, WARPED, LOOK_UP, SWAPPED]}
+QUICK = {"stock": [LOSSLESS, CACTUS, WARPED, LOOK_UP], "fast": [*EACH_RULE, WARPED, LOOK_UP, SWAPPED, CONTRARY]}
 """By engine, every rule and every kind of draft."""
 
 LONG = [
@@ -272,6 +275,7 @@ LONG = [
     Case("cactus", 0.1),
     Case("cactus", 2.0, "other", block=1),
     SWAPPED,
+    CONTRARY,
     Case("cactus", 0.5, "negated", block=3, new_tokens=4),
     Case("cactus-exact", 0.25, "look-up", new_tokens=4),
     Case("cactus-exact", 0.5, "swapped", vocab=32, block=1),
@@ -345,9 +349,11 @@ class VerifierAsResidual(Cactus):
 
 @fast_only
 def test_a_residual_that_ignores_delta_is_noticed():
-    case = replace(CACTUS, budget=0.75)
-    options = case.options_with(UnscaledResidual(0.75))
-    does_not_fit(draw(2 * SAMPLES["fast"], "fast", verifier_model(8), PROMPT, **options), law(case, "fast"))
+    def outcomes(rule):
+        return draw(9000, "fast", verifier_model(8), PROMPT, **CONTRARY.options_with(rule))
+
+    fits(outcomes(Cactus(1.0)), law(CONTRARY, "fast"))
+    does_not_fit(outcomes(UnscaledResidual(1.0)), law(CONTRARY, "fast"))
 
 
 class UnscaledResidual(Cactus):
