@@ -169,8 +169,8 @@ class DraftRecorder(CandidateGenerator):
         inner (`CandidateGenerator`): Any of transformers' candidate generators. Its own sampling is not touched.
         processor ([`CactusLogitsProcessor`]): Hears of every block.
         device (`torch.device`): The verifier's device, on which the loop compares tokens.
-        prompt_alone (`bool`, *optional*, defaults to `False`): Pass nothing on in the first round, for prompts that the
-            verifier reads as embeddings, which drafted tokens cannot be appended to.
+        prompt_alone (`bool`, *optional*, defaults to `False`): Pass nothing on in the first round, for prompts that
+            the verifier reads as embeddings, which drafted tokens cannot be appended to.
     """
 
     def __init__(

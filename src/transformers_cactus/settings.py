@@ -44,6 +44,13 @@ class CallSettings:
         value = self.call.get(name)
         return getattr(self.call.get("generation_config"), name, None) if value is None else value
 
+    def longest(self) -> int | None:
+        """Tokens of the longest row that can occur, or `None` where the call does not say."""
+        prompt = self.call.get("input_ids") if self.call.get("inputs") is None else self.call["inputs"]
+        if self["max_new_tokens"] is None:
+            return self["max_length"]
+        return None if prompt is None else int(prompt.shape[1]) + int(self["max_new_tokens"])
+
     def draft_setting(self, name: str) -> Any:
         """An option that steers a draft model: this call's, else the draft's own, where transformers reads it."""
         given = self.given(name)
@@ -88,6 +95,16 @@ class CallSettings:
             raise ValueError(
                 "cactus options need the prompt's token ids, from which the draft continues. Pass input_ids=<the ids> "
                 "beside inputs_embeds."
+            )
+        for name, model in (("verifier", self.model), ("draft", self["assistant_model"])):
+            if model is not None and _compat.is_stateful(model):
+                raise ValueError(
+                    f"the {name} {type(model).__name__} keeps a recurrent state, which cannot be rolled back after a "
+                    "rejected token: speculative decoding does not work with it."
+                )
+        if self["assistant_early_exit"] and not _compat.can_exit_early(self.model):
+            raise ValueError(
+                f"assistant_early_exit needs a decoder-only language model, got {type(self.model).__name__}."
             )
         self._check_vocabularies()
 

@@ -15,7 +15,8 @@ from transformers.generation import CandidateGenerator
 
 from . import _compat
 from .acceptance import AcceptanceRule
-from .configuration import warn_of_greedy
+from .configuration import warn_of_context, warn_of_greedy
+from .inputs import context_limit
 from .logits_process import CactusLogitsProcessor, DraftRecorder
 from .outputs import AcceptanceStatistics
 
@@ -76,14 +77,16 @@ def stock_decoding(
         prompt_alone = model_kwargs.get("inputs_embeds") is not None
         if prompt_alone:
             _compat.draft_from_ids(generator)
+        if shares_tokens:
+            generator = DraftLimits(generator, _compat.vocab_size(draft), context_limit(draft))
         return DraftRecorder(generator, processor, model.device, prompt_alone=prompt_alone)
 
     draft = cactus_call.assisted.get("assistant_model")
+    shares_tokens = draft is not None and cactus_call.assisted.get("assistant_tokenizer") is None
     draft_processors = LogitsProcessorList(logits_processor)
-    excess = _compat.vocab_size(draft) - _compat.vocab_size(model) if draft is not None else 0
-    if excess > 0 and cactus_call.assisted.get("assistant_tokenizer") is None:
+    if shares_tokens and _compat.vocab_size(draft) > _compat.vocab_size(model):
         draft_processors.append(VocabularyLimit(_compat.vocab_size(model)))
-    with _compat.unchanged_draft(model if draft is None else draft):
+    with _compat.unchanged_draft(model if draft is None else draft, cactus_call.assisted.get("tokenizer")):
         output = _compat.assisted_decoding(
             model,
             recorded,
@@ -98,6 +101,43 @@ def stock_decoding(
         )
     cactus_call.statistics = AcceptanceStatistics([processor.statistics])
     return output
+
+
+class DraftLimits(CandidateGenerator):
+    """A candidate generator whose draft model may have fewer token ids or fewer positions than the verifier.
+
+    Args:
+        inner (`CandidateGenerator`): The candidate generator.
+        vocabulary (`int`): The draft's vocabulary size. Ids beyond it are shown to the draft as id 0.
+        context (`int`, *optional*): The draft's positions. From there on nothing is drafted.
+    """
+
+    def __init__(self, inner: CandidateGenerator, vocabulary: int, context: int | None):
+        self.inner = inner
+        self.vocabulary = vocabulary
+        self.context = context
+        self._drafts = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """See transformers' `CandidateGenerator.get_candidates`."""
+        length = input_ids.shape[1]
+        if self._drafts and self.context is not None:
+            self._drafts = length + int(getattr(self.inner, "num_assistant_tokens", 0)) <= self.context
+            if not self._drafts:
+                warn_of_context(self.context)
+        if not self._drafts:
+            return input_ids, None
+        shown = torch.where(input_ids < self.vocabulary, input_ids, 0)
+        sequence, scores = self.inner.get_candidates(shown, **kwargs)
+        return torch.cat([input_ids, sequence[:, length:].to(input_ids.device)], dim=-1), scores
+
+    def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
+        """See transformers' `CandidateGenerator.update_candidate_strategy`."""
+        if self._drafts:
+            self.inner.update_candidate_strategy(input_ids, scores, num_matches)
 
 
 class VocabularyLimit(LogitsProcessor):
