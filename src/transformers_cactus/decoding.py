@@ -166,7 +166,11 @@ class _FastLoop:
             self.warned_of_context = True
         if count <= 0:
             return Block(sequences.last.new_empty(sequences.batch_size, 0), None, [0] * sequences.batch_size)
-        return self.drafter.propose(sequences, count)
+        block = self.drafter.propose(sequences, count)
+        # A row that is ahead of others keeps as many as it would draft alone: with a budget its law depends on that.
+        return block._replace(
+            lengths=[min(n, self.limit - end - 1) for n, end in zip(block.lengths, sequences.ends, strict=True)]
+        )
 
     # 2. Run the verifier over each row's last token and its block.
     def _verifier_logits(self, block: Block) -> Tensor:
