@@ -138,6 +138,13 @@ class _WrappedVerifier:
         return self._wrap(self._model._get_candidate_generator(**arguments))
 
 
+def candidate_generator(model: Any, settings: dict[str, Any], **arguments: Any) -> Any:
+    """Make the candidate generator that transformers would use, with the call's settings of its draft."""
+    generator = model._get_candidate_generator(**arguments)
+    apply_draft_settings(generator, settings)
+    return generator
+
+
 def apply_draft_settings(generator: Any, settings: dict[str, Any]) -> None:
     """Let a candidate generator with a draft model follow the call's settings; it reads the draft's config only."""
     for name, value in settings.items():

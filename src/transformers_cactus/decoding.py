@@ -7,19 +7,20 @@ back to what stays. One transfer per round tells the host what was accepted.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import CandidateGenerator, GenerateDecoderOnlyOutput
 
 from . import _compat
 from .acceptance import AcceptanceRule
 from .cache import RaggedCache
 from .configuration import warn_of_context, warn_of_greedy
-from .drafting import Block, Drafter, ModelDrafter, PromptLookupDrafter
+from .drafting import Block, Drafter, GeneratorDrafter, ModelDrafter, PromptLookupDrafter
 from .inputs import context_limit, forward_inputs, left_align, prefill
 from .outputs import AcceptanceStatistics, SequenceStatistics
 from .processing import BlockProcessor
@@ -39,7 +40,7 @@ class FastCall:
     rule: AcceptanceRule
     """The acceptance rule."""
     assistant_model: PreTrainedModel | None
-    """The draft model; `None` for prompt look-up."""
+    """The draft model; `None` for prompt look-up and early exit."""
     num_assistant_tokens: int
     """Longest block."""
     schedule: str = "constant"
@@ -50,6 +51,9 @@ class FastCall:
     """See [`ModelDrafter`]."""
     max_ngram_size: int = 2
     """See [`PromptLookupDrafter`]."""
+    candidate_generator: Callable[..., CandidateGenerator] | None = None
+    """Makes one of transformers' candidate generators, which then drafts: for drafts with another tokenizer, and for
+    early exit. Gets what `generate` prepared, by name."""
     streamer: Any = None
     """Gets each token as soon as its round commits it."""
     statistics: AcceptanceStatistics | None = None
@@ -133,7 +137,7 @@ class _FastLoop:
         self.draft_limit: int | None = None
         self.warned_of_context = False
         self.rule = rule_for_batch(call.rule, len(input_ids), generation_config.num_return_sequences or 1)
-        self.drafter = self._drafter(prompt_lengths)
+        self.drafter = self._drafter(prompt_lengths, model_kwargs)
         self.unfed: Tensor | None = None
         given = model_kwargs.get(_compat.cache_argument(model))
         started = isinstance(given, RaggedCache) and given.get_seq_length() > 0
@@ -277,8 +281,17 @@ class _FastLoop:
             self.drafter.keep(kept)
             self.rule = self.rule.select(index)
 
-    def _drafter(self, prompt_lengths: list[int]) -> Drafter:
+    def _drafter(self, prompt_lengths: list[int], model_kwargs: dict[str, Any]) -> Drafter:
         call = self.call
+        if call.candidate_generator is not None:
+            generator = call.candidate_generator(
+                generation_config=self.config,
+                input_ids=self.input_ids,
+                inputs_tensor=self.input_ids,
+                logits_processor=LogitsProcessorList(self.processor.without_user_defined().processors),
+                model_kwargs=model_kwargs,
+            )
+            return GeneratorDrafter(generator, _compat.vocab_size(self.model))
         if call.assistant_model is None:
             return PromptLookupDrafter(call.max_ngram_size, self.eos)
         self.draft_limit = context_limit(call.assistant_model)
@@ -295,6 +308,7 @@ class _FastLoop:
     def _started_cache(self, given: RaggedCache | None, lengths: Tensor) -> RaggedCache:
         """The cache, and in `unfed` the prompt tokens that the first round feeds together with its block."""
         if given is not None:
+            given.automatic = False
             self.unfed = self.prompts[:, given.get_seq_length() :]
             return given
         capacity = min(self.limit + self.call.num_assistant_tokens, LARGEST_FIRST_CAPACITY)
@@ -316,6 +330,7 @@ class _FastLoop:
             return ids
         # Rows leave the batch as they finish, and take their cache along; one row's cache is whole at the end.
         cache = self.cache if len(self.emitted) == 1 else None
+        self.cache.automatic = True
         return _compat.decoder_only_output(
             sequences=ids, scores=_by_step(self.kept_scores), logits=_by_step(self.kept_logits), cache=cache
         )

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers.generation import CandidateGenerator
 
 from ._compat import vocab_size as vocab_size_of
 from .cache import RaggedCache
@@ -237,3 +238,33 @@ class PromptLookupDrafter(Drafter):
 def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+
+
+class GeneratorDrafter(Drafter):
+    """Any of transformers' candidate generators, for one sequence.
+
+    Args:
+        generator (`CandidateGenerator`): One that needs no outputs of the verifier. Its own sampling is not touched.
+        vocab_size (`int`): The verifier's.
+    """
+
+    def __init__(self, generator: CandidateGenerator, vocab_size: int):
+        self.generator = generator
+        self.vocab_size = vocab_size
+
+    def propose(self, sequences: Sequences, count: int) -> Block:
+        """See [`Drafter.propose`]."""
+        self._prefix = sequences.padded_prefix(0, 0)
+        drafted, scores = self.generator.get_candidates(self._prefix)
+        device = sequences.last.device
+        tokens = drafted[:, self._prefix.shape[1] :][:, :count].to(device)
+        self._drafted = tokens.shape[1]
+        if scores is not None:
+            scores = to_vocabulary(scores[:, : self._drafted], self.vocab_size).to(device, torch.float32)
+        return Block(tokens, scores if self._drafted else None, [self._drafted])
+
+    def commit(self, accepted: Sequence[int]) -> None:
+        """See [`Drafter.commit`]."""
+        # Of the verifier's scores a generator asks only for how many positions there were.
+        positions = self._prefix.new_empty(1, self._drafted + 1, 0)
+        self.generator.update_candidate_strategy(self._prefix, positions, accepted[0])

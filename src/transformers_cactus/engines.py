@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import warnings
@@ -24,10 +25,15 @@ from .support import supports_ragged
 DEFAULT_BLOCK = 4
 """Tokens drafted per round in the fast engine where nobody says how many."""
 
+LONGEST_BORROWED = 64
+"""Most tokens taken from one of transformers' candidate generators, which decide themselves how many they draft."""
+
 DRAFT_SETTINGS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 """Options that steer a draft model. transformers reads them from the draft's own config and overlooks the call's."""
 
-TEXT_INPUTS = frozenset({"inputs", "input_ids", "attention_mask", "tokenizer", "past_key_values", "cache"})
+TEXT_INPUTS = frozenset(
+    {"inputs", "input_ids", "attention_mask", "tokenizer", "assistant_tokenizer", "past_key_values", "cache"}
+)
 """What the fast engine takes besides generation options."""
 
 Generate = Callable[..., Any]
@@ -63,12 +69,15 @@ def run(setting: CallSettings, original: Generate, rule: AcceptanceRule) -> Any:
 
 def why_not_fast(setting: CallSettings) -> str | None:
     """The reason, as a sentence, for which the fast engine cannot run a call; `None` where it can."""
-    for name in ("assistant_early_exit", "use_mtp", "assistant_tokenizer", "speculation_type"):
+    for name in ("use_mtp", "speculation_type"):
         if setting[name]:
             return f"{name} drafts inside transformers' own loop only."
+    borrowed = _borrowed_generator(setting)
+    if borrowed is not None and batch_size(setting.call) * (setting["num_return_sequences"] or 1) > 1:
+        return f"A draft by {borrowed} takes one sequence at a time."
     draft = setting["assistant_model"]
     longest = setting.longest()
-    for model in (setting.model, draft):
+    for model in (setting.model, None if borrowed else draft):
         reason = None if model is None else supports_ragged(model, longest)
         if reason is not None:
             return reason
@@ -92,14 +101,30 @@ def why_not_fast(setting: CallSettings) -> str | None:
     return None
 
 
+def _borrowed_generator(setting: CallSettings) -> str | None:
+    """The option for which one of transformers' candidate generators drafts in the fast engine, if there is one."""
+    return next((name for name in ("assistant_early_exit", "assistant_tokenizer") if setting[name]), None)
+
+
 def run_fast(setting: CallSettings, original: Generate, rule: AcceptanceRule) -> Any:
     """Runs a call in this package's own loop."""
     call = dict(setting.call)
     draft, streamer = call.pop("assistant_model", None), setting["streamer"]
     _take_stop_strings(setting, call)
     count, threshold = setting["prompt_lookup_num_tokens"], 0.0
-    schedule = "constant"
-    if draft is not None:
+    schedule, generator = "constant", None
+    if _borrowed_generator(setting):
+        generator = functools.partial(
+            _compat.candidate_generator,
+            setting.model,
+            _draft_settings(setting),
+            assistant_model=draft,
+            target_tokenizer=setting["tokenizer"],
+            assistant_tokenizer=call.pop("assistant_tokenizer", None),
+        )
+        # The generator itself decides how many tokens it drafts.
+        count = LONGEST_BORROWED
+    elif draft is not None:
         count = setting.draft_setting("num_assistant_tokens") or DEFAULT_BLOCK
         threshold = setting.draft_setting("assistant_confidence_threshold") or 0.0
         schedule = setting.draft_setting("num_assistant_tokens_schedule") or "constant"
@@ -110,12 +135,15 @@ def run_fast(setting: CallSettings, original: Generate, rule: AcceptanceRule) ->
         schedule=schedule,
         confidence_threshold=float(threshold),
         max_ngram_size=setting["max_matching_ngram_size"] or 2,
+        candidate_generator=generator,
         streamer=None if streamer is None else TokenByToken(streamer),
     )
     # `generate` would take the call for assisted decoding and refuse batches.
     _unset(setting, call, "prompt_lookup_num_tokens")
     decoding = functools.partial(fast_decoding, cactus_call=fast_call)
-    return _finish(original(**call, custom_generate=decoding), fast_call)
+    borrowed = _compat.unchanged_draft(setting["assistant_model"] or setting.model, setting["tokenizer"])
+    with borrowed if generator is not None else contextlib.nullcontext():
+        return _finish(original(**call, custom_generate=decoding), fast_call)
 
 
 def run_stock(setting: CallSettings, rule: AcceptanceRule, original: Generate) -> Any:
@@ -129,10 +157,13 @@ def run_stock(setting: CallSettings, rule: AcceptanceRule, original: Generate) -
         "synced_gpus": _compat.synced_gpus(setting.model, call.get("synced_gpus")),
     }
     _take_stop_strings(setting, call)
-    draft_settings = {name: value for name in DRAFT_SETTINGS if (value := setting.given(name)) is not None}
-    stock_call = StockCall(rule, {k: v for k, v in assisted.items() if v is not None}, draft_settings)
+    stock_call = StockCall(rule, {k: v for k, v in assisted.items() if v is not None}, _draft_settings(setting))
     decoding = functools.partial(stock_decoding, cactus_call=stock_call)
     return _finish(original(**call, custom_generate=decoding), stock_call)
+
+
+def _draft_settings(setting: CallSettings) -> dict[str, Any]:
+    return {name: value for name in DRAFT_SETTINGS if (value := setting.given(name)) is not None}
 
 
 def _finish(output: Any, call: FastCall | StockCall) -> Any:
