@@ -60,7 +60,7 @@ def demo(
     delta: Annotated[
         list[float] | None,
         typer.Option(
-            help="Budget of Cactus in nats, above 0; repeat for more. Default: 0.25, 0.75 and 1.",
+            help="Budget of Cactus in nats, above 0; repeat for more. Default: 0.25, 0.75 and 1, with --quick 0.75.",
             rich_help_panel=CACTUS,
         ),
     ] = None,
@@ -88,8 +88,7 @@ def demo(
 ) -> None:
     """Watch a real model pair generate with Cactus, then compare speed and divergence.
 
-    One answer is streamed, every token coloured by its origin. Then the prompts run through the verifier alone,
-    lossless speculative sampling, and Cactus at each delta.
+    One answer is streamed, every token coloured by its origin; then the prompts are measured.
     """
     with one_line():
         from rich.console import Console
