@@ -28,11 +28,13 @@ class RowLengths:
         counts: the same numbers on the host, or None while the host does not know them.
         longest: the longest length, or an upper bound of it while `counts` is None.
         pending: number of tokens fed to the last forward, until they are committed.
+        automatic: whether all tokens of a forward are committed, without being told to.
     """
 
     def __init__(self, batch_size: int, device: torch.device | str) -> None:
         self.lengths = torch.zeros(batch_size, dtype=torch.long, device=device)
         self.pending = 0
+        self.automatic = False
         self._slots: dict[tuple[int, int, int, torch.device], Tensor] = {}
         self._know([0] * batch_size)
 
@@ -40,6 +42,16 @@ class RowLengths:
     def level(self) -> bool:
         """Whether the host knows that all rows have the length `longest`."""
         return self._level
+
+    @property
+    def filled(self) -> int:
+        """The longest length, with what a forward has fed and nobody has to commit."""
+        return self.longest + (self.pending if self.automatic else 0)
+
+    def settle(self) -> None:
+        """Commit what the last forward has fed, where nobody else does."""
+        if self.automatic and self.pending:
+            self.move(self.pending, None, 1)
 
     def positions(self, tokens: int) -> Tensor:
         """Return the positions of the next tokens of each row, `[batch, tokens]`."""
@@ -167,11 +179,11 @@ class RaggedLayer(CacheLayerMixin):
 
     def get_seq_length(self) -> int:
         """Return the longest length, or an upper bound of it."""
-        return self.rows.longest
+        return self.rows.filled
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return how many keys `update` returns, and the position of the first."""
-        return self.rows.longest + query_length, 0
+        return self.rows.filled + query_length, 0
 
     def get_max_length(self) -> int:
         """Return -1: the buffers grow."""
@@ -206,6 +218,27 @@ class RaggedCache(Cache):
     def __init__(self, batch_size: int, *, device: torch.device | str = "cpu", capacity: int = 0) -> None:
         self.rows = RowLengths(batch_size, device)
         super().__init__(layer_class_to_replicate=partial(RaggedLayer, self.rows, capacity))
+
+    @property
+    def automatic(self) -> bool:
+        """Whether every token of a forward stays, as in caches of transformers, and nobody has to commit it.
+
+        So is a cache that has been handed to a caller, who may go on with plain `generate`.
+        """
+        return self.rows.automatic
+
+    @automatic.setter
+    def automatic(self, value: bool) -> None:
+        self.rows.settle()
+        self.rows.automatic = value
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write new keys and values of one layer; see `RaggedLayer.update`."""
+        if layer_idx == 0:
+            self.rows.settle()
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     @property
     def lengths(self) -> Tensor:
@@ -244,6 +277,7 @@ class RaggedCache(Cache):
         Args:
             rows: row numbers, `[kept_rows]`; a number may occur more than once.
         """
+        self.rows.settle()
         rows = torch.as_tensor(rows, dtype=torch.long)
         self.rows.select(rows)
         for layer in self.layers:
@@ -259,6 +293,7 @@ class RaggedCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove `-tokens_to_remove` committed tokens from each row, as caches of transformers do."""
+        self.rows.settle()
         self.roll_back(-tokens_to_remove)
 
     def reset(self) -> None:
