@@ -157,6 +157,11 @@ def run_stock(setting: CallSettings, rule: AcceptanceRule, original: Generate) -
         "synced_gpus": _compat.synced_gpus(setting.model, call.get("synced_gpus")),
     }
     _take_stop_strings(setting, call)
+    for name in ("past_key_values", "cache"):
+        cache = call.get(name)
+        if cache is not None and cache.get_seq_length():
+            # transformers' loop would feed the whole prompt behind what the cache holds of it.
+            call.pop(name)
     stock_call = StockCall(rule, {k: v for k, v in assisted.items() if v is not None}, _draft_settings(setting))
     decoding = functools.partial(stock_decoding, cactus_call=stock_call)
     return _finish(original(**call, custom_generate=decoding), stock_call)

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.utils import ModelOutput
 
 from .acceptance import AcceptanceRule
+from .decoding import rule_for_batch
 from .outputs import AcceptanceStatistics
 from .settings import CallSettings
 
@@ -35,9 +36,10 @@ def run_one_by_one(setting: CallSettings, rule: AcceptanceRule, single: Callable
         all and their statistics, and without a cache.
 
     Raises:
-        ValueError: If an input does not have one entry per sequence.
+        ValueError: If an input or a parameter of the rule does not have one entry per sequence.
     """
     size, repeats = batch_size(setting.call), setting["num_return_sequences"] or 1
+    rule_for_batch(rule, size * repeats, repeats)
     if setting["streamer"] is not None:
         raise ValueError("a streamer takes one sequence: call generate() once for each.")
     outputs, widths = [], []
