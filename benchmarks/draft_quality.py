@@ -76,9 +76,8 @@ def main(
     results = {}
     for name, setting in SETTINGS.items():
         rows = [positions(pair, *chat, setting) for chat in tqdm(texts[name], desc=name, unit="chat")]
-        generator = torch.Generator().manual_seed(seed)
         lossless = torch.cat([torch.minimum(p, q).sum(-1) for p, q in rows])
-        table = [measure(rows, delta, kl_positions, generator) for delta in tqdm(DELTAS, desc=name, unit="delta")]
+        table = [measure(rows, delta, kl_positions, seed) for delta in tqdm(DELTAS, desc=name, unit="delta")]
         results[name] = {"positions": len(lossless), "lossless": lossless.mean().item(), "deltas": table}
         show(name, results[name])
     if json_file:
@@ -154,14 +153,12 @@ def positions(pair: Pair, ids: list[int], begin: int, setting: dict) -> tuple[to
     return p.gather(-1, used), q.gather(-1, used)
 
 
-def measure(
-    rows: list[tuple[torch.Tensor, torch.Tensor]], delta: float, kl_positions: int, generator: torch.Generator
-) -> Quality:
+def measure(rows: list[tuple[torch.Tensor, torch.Tensor]], delta: float, kl_positions: int, seed: int) -> Quality:
     """All numbers for one budget."""
     rule = Cactus(delta)
     accepted = [torch.minimum(p, rule.gamma(q)).sum(-1).double() for p, q in rows]
     lengths = {block: torch.cat([expected_lengths(row, block) for row in accepted]).mean().item() for block in BLOCKS}
-    kl = torch.cat([divergence(p, q, rule) for p, q in sampled(rows, kl_positions, generator)]).mean().item()
+    kl = torch.cat([divergence(p, q, rule) for p, q in sampled(rows, kl_positions, seed)]).mean().item()
     return Quality(delta, torch.cat(accepted).mean().item(), lengths, kl)
 
 
@@ -173,15 +170,15 @@ def expected_lengths(acceptance: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def sampled(
-    rows: list[tuple[torch.Tensor, torch.Tensor]], count: int, generator: torch.Generator
+    rows: list[tuple[torch.Tensor, torch.Tensor]], count: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """All positions if they are narrow, else a random few of them."""
+    """All positions if they are narrow, else a random few of them, the same at every call."""
     total = sum(len(p) for p, _ in rows)
     narrow = rows[0][0].shape[-1] < 1000
     chosen = torch.ones(total, dtype=torch.bool)
     if not narrow and total > count:
         chosen = torch.zeros(total, dtype=torch.bool)
-        chosen[torch.randperm(total, generator=generator)[:count]] = True
+        chosen[torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count]] = True
     for (p, q), keep in zip(rows, chosen.split([len(p) for p, _ in rows]), strict=True):
         yield p[keep], q[keep]
 

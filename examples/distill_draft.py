@@ -1,9 +1,10 @@
 """Make a draft model for a verifier: generate data with it, distil a few of its layers, measure the acceptance.
 
-    python examples/distill_draft.py chats --data data --shards 10
+    python examples/distill_draft.py chats --data data --shards 8
+    python examples/distill_draft.py chats --data data --shards 12 --prompts examples/distill/prompts.txt
     python examples/distill_draft.py train --data data --out draft --tokens 2000000
     python examples/distill_draft.py evaluate --data data --draft draft
-    transformers-cactus generate --draft draft "Why is the sky blue?"
+    transformers-cactus demo --draft draft
 
 Every command continues where it was interrupted. Without `--verifier` the verifier is SmolLM2-135M-Instruct; any
 Llama-like model goes (`--verifier Qwen/Qwen2.5-7B-Instruct`), on the GPU if there is one. A verifier without a chat
@@ -11,8 +12,9 @@ template, or a domain of your own, takes texts instead of chats:
 
     python examples/distill_draft.py texts my_corpus.txt --verifier my-model --data data
 
-`--tokens` may be raised later: the run then goes on from its checkpoint at the learning rate that the longer plan
-asks for.
+More data helps more than more passes over the same data: keep an eye on the held-out numbers. Shards that appear while
+a run goes on join it at its next pass, and `--tokens` may be raised later: the run then goes on from its checkpoint at
+the learning rate that the longer plan asks for.
 """
 
 from pathlib import Path

@@ -53,10 +53,9 @@ class Objective:
     ):
         self.output, self.frequent = output, frequent.to(output.weight.device)
         self.acceptance_weight, self.user_weight = acceptance_weight, user_weight
-        is_rare = torch.ones(output.weight.shape[0], dtype=torch.bool, device=output.weight.device)
-        is_rare[self.frequent] = False
-        self.is_rare, self.rare = is_rare, is_rare.nonzero()[:, 0]
-        self.sampled = min(sampled, len(self.rare))
+        self.is_rare = torch.ones(output.weight.shape[0], dtype=torch.bool, device=output.weight.device)
+        self.is_rare[self.frequent] = False
+        self.sampled = sampled
         self.matrix = output.weight[self.frequent].detach()
 
     def __call__(self, hidden: torch.Tensor, rows: Rows, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -90,12 +89,16 @@ class Objective:
         self, hidden: torch.Tensor, named: torch.Tensor, generator: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of the frequent tokens, the named and some other rare ones; and the log of what each stands for."""
-        drawn = torch.randint(max(len(self.rare), 1), (self.sampled,), generator=generator)
-        rare = torch.cat([named, self.rare[drawn.to(self.rare.device)]])
+        others = self.is_rare.clone()
+        others[named] = False
+        ids = others.nonzero()[:, 0]
+        sampled = min(self.sampled, len(ids))
+        drawn = torch.randint(max(len(ids), 1), (sampled,), generator=generator)
+        rare = torch.cat([named, ids[drawn.to(ids.device)]])
         logits = [self.score(hidden, self.matrix, self.frequent), self.score(hidden, self.output.weight[rare], rare)]
         log_weight = hidden.new_zeros(len(self.frequent) + len(rare))
-        if self.sampled:
-            log_weight[-self.sampled :] = math.log(len(self.rare) / self.sampled)
+        if sampled:
+            log_weight[-sampled:] = math.log(len(ids) / sampled)
         return torch.cat(logits, dim=-1), log_weight
 
     def score(self, hidden: torch.Tensor, matrix: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,84 @@
+"""The recipe in examples/: its objective is what it says, and a run learns, stops and goes on."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tiny_models import VOCAB, build
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+from distill.draft import build_draft
+from distill.evaluation import evaluate
+from distill.objective import Objective
+from distill.shards import ANSWER, Rows, save_shard, shard_path
+from distill.texts import label, pack
+from distill.training import Plan, Trainer
+
+
+@pytest.fixture
+def verifier():
+    model = build("llama", hidden=32, layers=4)
+    model.requires_grad_(False)
+    return model
+
+
+@pytest.fixture
+def rows(verifier) -> Rows:
+    return label(verifier, torch.randint(3, VOCAB, (8, 16), generator=torch.Generator().manual_seed(0)).tolist())
+
+
+def test_labels_are_the_verifiers_most_probable_tokens(verifier, rows: Rows):
+    log_probs = verifier(rows.ids.long()).logits.log_softmax(-1)
+    torch.testing.assert_close(log_probs.gather(-1, rows.top_ids.long()), rows.top_logp.float(), rtol=1e-2, atol=1e-2)
+    assert (rows.top_ids[..., 0] == log_probs.argmax(-1)).all() and (rows.role == ANSWER).all()
+
+
+def test_objective_is_zero_for_the_verifier_itself(verifier, rows: Rows):
+    hidden = verifier.base_model(input_ids=rows.ids.long()).last_hidden_state
+    objective = Objective(verifier.get_output_embeddings(), torch.arange(VOCAB))
+    parts = objective(hidden, rows, torch.Generator().manual_seed(0))
+    assert parts["kl"].abs() < 1e-3
+    assert evaluate(verifier, rows)["acceptance at T=1"] > 0.9
+
+
+def test_sampled_tokens_stand_for_the_rest_of_the_vocabulary(verifier, rows: Rows):
+    hidden = build_draft(verifier, (0, 1)).base_model(input_ids=rows.ids.long()).last_hidden_state
+    output, generator = verifier.get_output_embeddings(), torch.Generator().manual_seed(0)
+    exact = Objective(output, torch.arange(VOCAB))(hidden, rows, generator)["kl"].item()
+    guess = Objective(output, torch.arange(VOCAB // 2), sampled=20)
+    guesses = [guess(hidden, rows, generator)["kl"].item() for _ in range(50)]
+    assert sum(guesses) / len(guesses) == pytest.approx(exact, rel=0.1)
+
+
+def test_a_run_learns_and_goes_on_where_it_was(verifier, rows: Rows, tmp_path: Path):
+    for number in range(2):
+        save_shard(rows, shard_path(tmp_path, number))
+
+    def trainer(tokens: int, name: str) -> Trainer:
+        plan = Plan(tokens=tokens, warm_up=16, decay=0, batch=2, lr=5e-3, vocabulary=VOCAB, evaluate_every=0)
+        torch.manual_seed(0)
+        return Trainer(build_draft(verifier, (0, 1)), tmp_path, tmp_path / f"{name}.pt", plan)
+
+    whole = trainer(640, "whole")
+    before = evaluate(whole.draft, rows)["KL at T=1"]
+    whole.run()
+    assert evaluate(whole.draft, rows)["KL at T=1"] < before - 0.1
+
+    trainer(320, "halves").run()
+    resumed = trainer(640, "halves")
+    assert resumed.done == 320
+    resumed.run()
+    assert resumed.done == whole.done == 640
+
+
+def test_texts_are_packed_without_gaps():
+    class Letters:
+        eos_token_id = 0
+
+        def __call__(self, text: str, **_):
+            return type("Encoding", (), {"input_ids": [ord(letter) for letter in text]})
+
+    assert list(pack(["ab", "cde"], Letters(), 3)) == [[97, 98, 0], [99, 100, 101]]
