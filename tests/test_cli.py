@@ -268,3 +268,21 @@ def test_ratios_compare_within_a_pass():
     faster = Measured(System(1.0), tokens=[10, 10, 10], seconds=[0.5, 5.0, 1.0])
     assert faster.ratio(baseline) == 2.0
     assert faster.tokens_per_second == 10.0
+
+
+@pytest.mark.parametrize("engine", ["fast", "stock"])
+def test_origins_come_while_the_answer_is_streamed(folders, engine, monkeypatch):
+    from transformers_cactus.cli.measure import Settings, run
+    from transformers_cactus.cli.prompt import encode
+    from transformers_cactus.demo import load_pair
+
+    pair = load_pair(folders["verifier"], folders["draft"], dtype=torch.float32)
+    calls = []
+    streamer = AnswerStreamer(pair.tokenizer, Console(file=io.StringIO()))
+    monkeypatch.setattr(streamer, "put_origins", lambda new: (calls.append(len(new)), streamer.origins.extend(new)))
+    settings = Settings(
+        max_new_tokens=20, num_assistant_tokens=3, temperature=1.0, top_k=0, top_p=1.0, seed=0, engine=engine
+    )
+    _, _, acceptance = run(pair, encode(pair.tokenizer, "Hi"), System(2.0), settings, 0, streamer=streamer)
+    assert streamer.origins == acceptance.origins
+    assert len(calls) == acceptance.rounds

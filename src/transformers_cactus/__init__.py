@@ -1,12 +1,27 @@
 """Constrained acceptance speculative sampling (Cactus) for Hugging Face transformers."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ._version import __version__
-from .acceptance import AcceptanceRule, Cactus, CactusExact, GammaRule, Lenience, Speculative, gamma_star
-from .effective import effective_distribution
-from .integration import disable, enable, enabled, generate
-from .logits_process import CactusLogitsProcessor
-from .outputs import AcceptanceStatistics, Origin, SequenceStatistics
-from .verification import Verification, verify
+
+if TYPE_CHECKING:
+    from .acceptance import AcceptanceRule, Cactus, CactusExact, GammaRule, Lenience, Speculative, gamma_star
+    from .effective import effective_distribution
+    from .integration import disable, enable, enabled, generate
+    from .logits_process import CactusLogitsProcessor
+    from .outputs import AcceptanceStatistics, Origin, SequenceStatistics
+    from .verification import Verification, verify
+
+_MODULES = {
+    "acceptance": ("AcceptanceRule", "Cactus", "CactusExact", "GammaRule", "Lenience", "Speculative", "gamma_star"),
+    "effective": ("effective_distribution",),
+    "integration": ("disable", "enable", "enabled", "generate"),
+    "logits_process": ("CactusLogitsProcessor",),
+    "outputs": ("AcceptanceStatistics", "Origin", "SequenceStatistics"),
+    "verification": ("Verification", "verify"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "AcceptanceRule",
@@ -29,3 +44,16 @@ __all__ = [
     "generate",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first used: torch and transformers take seconds to load."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

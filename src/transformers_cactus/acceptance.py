@@ -69,6 +69,11 @@ class AcceptanceRule(ABC):
         """`KL(h || q)` in nats at every position, `[batch, block]`. Arguments as in `acceptance_probability`."""
 
     @property
+    def is_lossless(self) -> bool:
+        """Whether the rule is known to emit the verifier's own distribution, so that nothing is given up by it."""
+        return False
+
+    @property
     def batch_size(self) -> int | None:
         """Number of sequences that the parameters are for, or `None` where they hold for any."""
         return next((len(value) for value in self._per_sequence_parameters().values()), None)
@@ -142,6 +147,11 @@ class GammaRule(AcceptanceRule):
 class Speculative(GammaRule):
     """Lossless speculative sampling, `gamma = q_n` (Leviathan et al. 2023; Chen et al. 2023)."""
 
+    @property
+    @override
+    def is_lossless(self) -> bool:
+        return True
+
     @override
     def gamma(self, q_n: Tensor) -> Tensor:
         return q_n
@@ -166,6 +176,11 @@ class Cactus(GammaRule):
     def __post_init__(self) -> None:
         check_parameter("delta", self.delta, minimum=0.0, unit="a budget in nats")
 
+    @property
+    @override
+    def is_lossless(self) -> bool:
+        return not isinstance(self.delta, Tensor) and self.delta == 0
+
     @override
     def gamma(self, q_n: Tensor) -> Tensor:
         return closed_form_gamma(q_n, _per_sequence(self.delta, q_n))
@@ -189,6 +204,11 @@ class CactusExact(GammaRule):
     def __post_init__(self) -> None:
         check_parameter("delta", self.delta, minimum=0.0, unit="a budget in nats")
 
+    @property
+    @override
+    def is_lossless(self) -> bool:
+        return not isinstance(self.delta, Tensor) and self.delta == 0
+
     @override
     def gamma(self, q_n: Tensor) -> Tensor:
         return exact_gamma(q_n, _per_sequence(self.delta, q_n))
@@ -210,6 +230,11 @@ class Lenience(GammaRule):
 
     def __post_init__(self) -> None:
         check_parameter("factor", self.factor, minimum=1.0, unit="a multiple of the verifier's probability")
+
+    @property
+    @override
+    def is_lossless(self) -> bool:
+        return not isinstance(self.factor, Tensor) and self.factor == 1
 
     @override
     def gamma(self, q_n: Tensor) -> Tensor:

@@ -88,7 +88,9 @@ def build_rule(options: Mapping[str, Any]) -> AcceptanceRule | None:
 
 
 def warn_of_greedy(rule: AcceptanceRule) -> None:
-    """Says that a rule decides nothing in a call that does not sample."""
+    """Says that a rule decides nothing in a call that does not sample; a lossless one asks for nothing else."""
+    if rule.is_lossless:
+        return
     warnings.warn(
         f"{rule} has no effect without sampling: greedy decoding keeps exactly the tokens that the verifier itself "
         "would pick. Pass do_sample=True (for Whisper, a temperature above 0).",

@@ -254,6 +254,8 @@ class _FastLoop:
         if self.kept_logits is not None:
             self.kept_logits[origin] += list(logits[row, : len(new)].to(scores.device, torch.float32))
         if self.call.streamer is not None:
+            if self.counts:
+                self.call.streamer.put_origins(self.statistics[origin].origins[-len(new) :])
             self.call.streamer.put(torch.tensor(new))
 
     # 5. Roll the verifier's cache back to the tokens that stay; the newest is fed in the next round.

@@ -22,6 +22,7 @@ from transformers.generation import CandidateGenerator
 from .acceptance import AcceptanceRule
 from .outputs import SequenceStatistics
 from .rows import Rows
+from .streaming import TokenByToken
 from .verification import accept_tokens, raise_if_invalid, sample
 
 
@@ -171,6 +172,7 @@ class DraftRecorder(CandidateGenerator):
         device (`torch.device`): The verifier's device, on which the loop compares tokens.
         prompt_alone (`bool`, *optional*, defaults to `False`): Pass nothing on in the first round, for prompts that
             the verifier reads as embeddings, which drafted tokens cannot be appended to.
+        streamer ([`TokenByToken`], *optional*): Hears where a round's tokens came from.
     """
 
     def __init__(
@@ -180,8 +182,10 @@ class DraftRecorder(CandidateGenerator):
         device: torch.device,
         *,
         prompt_alone: bool = False,
+        streamer: TokenByToken | None = None,
     ):
         self.inner = inner
+        self.streamer = streamer
         self.processor = processor
         self.device = device
         self._drafts = not prompt_alone
@@ -215,7 +219,11 @@ class DraftRecorder(CandidateGenerator):
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
         """Closes the round; see transformers' `CandidateGenerator.update_candidate_strategy`."""
+        origins = self.processor.statistics.origins
+        known = len(origins)
         self.processor.end_round(scores, int(num_matches) + 1)
+        if self.streamer is not None:
+            self.streamer.put_origins(origins[known:])
         if self._drafts:
             self.inner.update_candidate_strategy(input_ids, scores, num_matches)
         self._drafts = True

@@ -79,7 +79,8 @@ def stock_decoding(
             _compat.draft_from_ids(generator)
         if shares_tokens:
             generator = DraftLimits(generator, _compat.vocab_size(draft), context_limit(draft))
-        return DraftRecorder(generator, processor, model.device, prompt_alone=prompt_alone)
+        streamer = cactus_call.assisted.get("streamer")
+        return DraftRecorder(generator, processor, model.device, prompt_alone=prompt_alone, streamer=streamer)
 
     draft = cactus_call.assisted.get("assistant_model")
     shares_tokens = draft is not None and cactus_call.assisted.get("assistant_tokenizer") is None
