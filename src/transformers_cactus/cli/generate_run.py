@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,10 +87,7 @@ def run_generate(request: Request, options: dict[str, Any]) -> None:
     draft = request.draft
     if draft is None and request.verifier is None and "prompt_lookup_num_tokens" not in options:
         draft = shipped_draft()
-    with quiet_transformers(), warnings.catch_warnings():
-        if options.get("cactus_delta") == 0:
-            # Nothing is lost: lossless is what was asked for.
-            warnings.filterwarnings("ignore", ".*has no effect without sampling", UserWarning)
+    with quiet_transformers():
         models = load_models(request.verifier, draft, **loading)
         inputs = encode(models.tokenizer, request.prompt, chat=request.chat, system=request.system)
         if request.seed is not None:
