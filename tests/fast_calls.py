@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import pytest
 import torch
 
 import transformers_cactus
@@ -69,3 +70,19 @@ def drafts(verifier: Any, other: Any) -> dict[str, dict[str, Any]]:
         "other": {"assistant_model": other},
         "look-up": {"prompt_lookup_num_tokens": BLOCK},
     }
+
+
+def noisy_copy(model: Any) -> Any:
+    """A draft that is right some of the time: a copy of the verifier with noise in its output matrix."""
+    draft = copy.deepcopy(model)
+    weight = draft.get_output_embeddings().weight.data
+    weight += weight.std() / 3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    return draft
+
+
+def each_draft(*quick: str) -> Any:
+    """Parametrize a test over the kinds of draft; those that are not named run with the slow tests only."""
+    kinds = ("same", "other", "look-up")
+    return pytest.mark.parametrize(
+        "kind", [kind if kind in quick else pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]
+    )

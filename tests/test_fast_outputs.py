@@ -9,7 +9,7 @@ from transformers import TextIteratorStreamer, TextStreamer
 from transformers.generation.streamers import BaseStreamer
 
 import tiny_models
-from fast_calls import IGNORE_GREEDY, drafts, fast, new_tokens, plain
+from fast_calls import IGNORE_GREEDY, drafts, each_draft, fast, new_tokens, plain
 from test_fast_stopping import letters
 from transformers_cactus import Origin
 
@@ -18,15 +18,13 @@ pytestmark = pytest.mark.filterwarnings(IGNORE_GREEDY)
 ONE = tiny_models.prompts([7])
 UNEVEN = tiny_models.prompts([7, 4, 9])
 
-each_draft = pytest.mark.parametrize("kind", ["same", "other", "look-up"])
-
 
 @functools.cache
 def models(name="llama"):
     return tiny_models.pair(name)
 
 
-@each_draft
+@each_draft("same", "look-up")
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "repetition_penalty": 1.5}], ids=["raw", "processed"])
 def test_case_27_scores_and_logits_with_an_eos_inside_a_block(kind, options):
     verifier = models()[0]
@@ -85,7 +83,7 @@ class Recorder(BaseStreamer):
         self.ends += 1
 
 
-@each_draft
+@each_draft("same", "look-up")
 @pytest.mark.parametrize("ended", [False, True])
 def test_case_28_a_streamer_gets_what_plain_generate_sends(kind, ended):
     verifier = models()[0]
@@ -111,7 +109,7 @@ def test_case_28_streamers_of_transformers(capsys):
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
-@each_draft
+@each_draft("same", "look-up")
 def test_statistics_agree_with_the_text(kind, do_sample):
     verifier = models()[0]
     full = new_tokens(plain(verifier, UNEVEN), UNEVEN)
@@ -138,8 +136,14 @@ def test_statistics_agree_with_the_text(kind, do_sample):
         assert total.total_divergence == 0 and Origin.DELTA not in total.origins
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma3"])
-@pytest.mark.parametrize("ended_inside_a_block", [False, True])
+@pytest.mark.parametrize(
+    ("name", "ended_inside_a_block"),
+    [
+        ("llama", False),
+        ("gemma3", True),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("llama", "gpt2", "mistral")),
+    ],
+)
 def test_the_returned_cache_goes_on(name, ended_inside_a_block):
     verifier, draft = models(name)
     full = plain(verifier, ONE, max_new_tokens=40).sequences

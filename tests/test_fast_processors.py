@@ -8,15 +8,13 @@ import torch
 from transformers import LogitsProcessor, TemperatureLogitsWarper
 
 import tiny_models
-from fast_calls import IGNORE_GREEDY, drafts, fast, new_tokens, plain, plain_alone
+from fast_calls import IGNORE_GREEDY, drafts, each_draft, fast, new_tokens, plain, plain_alone
 from transformers_cactus import Cactus, CactusExact, Lenience, Speculative
 
 pytestmark = pytest.mark.filterwarnings(IGNORE_GREEDY)
 
 UNEVEN = tiny_models.prompts([7, 3, 5])
 EVEN = tiny_models.prompts([7, 7])
-
-each_draft = pytest.mark.parametrize("kind", ["same", "other", "look-up"])
 
 
 @functools.cache
@@ -57,7 +55,7 @@ PROCESSORS = {
 }
 
 
-@each_draft
+@each_draft("other")
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_case_12_uneven_rows_equal_each_row_alone(name, kind):
     options = PROCESSORS[name]
@@ -134,7 +132,7 @@ def test_case_13_banned_tokens_are_never_emitted(rule):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("kind", ["other", "look-up"])
+@each_draft("other")
 def test_case_13_truncation_of_the_verifier_holds(rule, kind):
     # The two models keep different tokens, each its own best ones.
     torch.manual_seed(0)
@@ -166,7 +164,7 @@ class Counting(LogitsProcessor):
         return scores
 
 
-@each_draft
+@each_draft("other")
 def test_case_14_calls_of_a_processor(kind):
     # As documented: called for every drafted position, in order, so also behind a rejection; not for the draft.
     counting = Counting()

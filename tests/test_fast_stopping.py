@@ -14,14 +14,12 @@ from transformers import (
 )
 
 import tiny_models
-from fast_calls import IGNORE_GREEDY, drafts, fast, new_tokens, plain, plain_alone, rows_alone
+from fast_calls import IGNORE_GREEDY, drafts, each_draft, fast, new_tokens, plain, plain_alone, rows_alone
 
 pytestmark = pytest.mark.filterwarnings(IGNORE_GREEDY)
 
 INPUTS = tiny_models.prompts([7])
 WIDTH = 7
-
-each_draft = pytest.mark.parametrize("kind", ["same", "other", "look-up"])
 
 
 @functools.cache
@@ -49,7 +47,7 @@ def test_places_lie_everywhere_in_a_block():
     assert {place % 7 for place in firsts()} >= {0, 2, 3, 6} and 96 not in text(), firsts()
 
 
-@each_draft
+@each_draft("same", "look-up")
 def test_case_1_nothing_follows_an_eos(kind):
     options = draft(kind)
     for place in firsts():
@@ -85,7 +83,7 @@ def letters():
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>")
 
 
-@each_draft
+@each_draft("same", "look-up")
 def test_case_2_stop_strings(kind):
     tokenizer = letters()
     written = [tokenizer.decode([token]) for token in text()]
@@ -124,7 +122,7 @@ CRITERIA = {
 }
 
 
-@each_draft
+@each_draft("same", "look-up")
 @pytest.mark.parametrize("criterion", CRITERIA)
 def test_case_3_criteria_of_the_users_own(kind, criterion):
     ours, theirs = Recorded(CRITERIA[criterion]), Recorded(CRITERIA[criterion])
@@ -167,7 +165,7 @@ def test_case_3_criteria_read_scores():
     assert seen == counts == list(range(1, len(counts) + 1))
 
 
-@each_draft
+@each_draft("same", "look-up")
 def test_case_4_never_longer_than_allowed(kind):
     for limit in (1, 2, 3, 7):
         output = fast(models()[0], INPUTS, **draft(kind), max_new_tokens=limit)
@@ -189,7 +187,7 @@ def test_case_4_no_time_means_one_token():
     assert output.sequences[0, WIDTH:].tolist() == text()[:1]
 
 
-@each_draft
+@each_draft("same", "look-up")
 def test_case_5_eos_is_banned_up_to_the_minimum(kind):
     # EOS turns up early unless it is banned; the minimum lies in the middle of a block.
     eos = text()[2]
