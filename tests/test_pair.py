@@ -85,7 +85,7 @@ def acceptance(pair: Pair, question: str, answer: str) -> torch.Tensor:
 
 def test_lossless_acceptance_does_not_regress(pair: Pair):
     accepted = torch.cat([acceptance(pair, *chat) for chat in CHATS])
-    assert accepted.mean() > 0.3
+    assert accepted.mean() > 0.46  # 0.494 when it was trained
 
 
 def test_shared_draft_survives_saving(tmp_path: Path):
