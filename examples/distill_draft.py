@@ -25,6 +25,7 @@ import typer
 from distill.chats import write_chats
 from distill.draft import build_draft
 from distill.evaluation import evaluate as measure
+from distill.objective import frequent_tokens
 from distill.shards import load_shards, save_shard, shard_files, shard_path
 from distill.texts import label_texts, read_texts
 from distill.training import Plan, Trainer
@@ -105,6 +106,9 @@ def train(
         float, typer.Option(help="Weight of the rejection probability beside the KL.")
     ] = defaults.acceptance_weight,
     held_out: Annotated[int, typer.Option(help="First shards that are not trained on.")] = defaults.held_out,
+    output_tokens: Annotated[
+        int, typer.Option(help="Let the draft propose the most frequent tokens only, this many: faster; 0 for all.")
+    ] = 0,
     seed: int = 0,
     threads: Threads = None,
 ) -> None:
@@ -123,7 +127,10 @@ def train(
         seed=seed,
     )
     Trainer(draft, data, out / "checkpoint.pt", plan).run()
-    save_shared_draft(draft, out)
+    proposed = None
+    if output_tokens:
+        proposed = frequent_tokens(load_shards(shard_files(data)), output_tokens, model.config.vocab_size)
+    save_shared_draft(draft, out, proposed)
     tokenizer.save_pretrained(out)
 
 
