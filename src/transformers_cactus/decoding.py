@@ -108,8 +108,6 @@ class _FastLoop:
         self.do_sample = bool(generation_config.do_sample)
         if not self.do_sample:
             warn_of_greedy(call.rule)
-        if call.streamer is not None and len(input_ids) > 1:
-            raise ValueError(f"a streamer takes one sequence, this call has {len(input_ids)}.")
         self.input_ids = input_ids
         mask = model_kwargs.get("attention_mask")
         prompts, lengths = left_align(input_ids, mask)

@@ -16,7 +16,7 @@ from . import _compat
 from .acceptance import AcceptanceRule
 from .cache import RaggedCache
 from .decoding import FastCall, fast_decoding
-from .one_by_one import batch_size, run_one_by_one
+from .one_by_one import run_one_by_one
 from .settings import CallSettings
 from .stock import StockCall, stock_decoding
 from .streaming import TokenByToken
@@ -59,7 +59,7 @@ def run(setting: CallSettings, original: Generate, rule: AcceptanceRule) -> Any:
             return run_fast(setting, original, rule)
         if setting.engine == "fast":
             raise ValueError(f"cactus_engine='fast' cannot run this call. {reason} Leave cactus_engine at 'auto'.")
-        sequences = batch_size(setting.call) * (setting["num_return_sequences"] or 1)
+        sequences = setting.sequences
         if sequences > 1:
             warnings.warn(f"{reason} The {sequences} sequences run one after another.", UserWarning, stacklevel=4)
             single = functools.partial(run_stock, original=original)
@@ -73,7 +73,7 @@ def why_not_fast(setting: CallSettings) -> str | None:
         if setting[name]:
             return f"{name} drafts inside transformers' own loop only."
     borrowed = _borrowed_generator(setting)
-    if borrowed is not None and batch_size(setting.call) * (setting["num_return_sequences"] or 1) > 1:
+    if borrowed is not None and setting.sequences > 1:
         return f"A draft by {borrowed} takes one sequence at a time."
     draft = setting["assistant_model"]
     longest = setting.longest()

@@ -15,14 +15,6 @@ from .outputs import AcceptanceStatistics
 from .settings import CallSettings
 
 
-def batch_size(call: dict[str, Any]) -> int:
-    """Number of prompts of a call; 1 where it has none."""
-    for name in ("input_ids", "inputs", "input_features", "inputs_embeds", "pixel_values"):
-        if isinstance(call.get(name), Tensor):
-            return int(call[name].shape[0])
-    return 1
-
-
 def run_one_by_one(setting: CallSettings, rule: AcceptanceRule, single: Callable[..., Any]) -> Any:
     """Runs each sequence of a call on its own and puts the results together as `generate` pads them.
 
@@ -38,10 +30,8 @@ def run_one_by_one(setting: CallSettings, rule: AcceptanceRule, single: Callable
     Raises:
         ValueError: If an input or a parameter of the rule does not have one entry per sequence.
     """
-    size, repeats = batch_size(setting.call), setting["num_return_sequences"] or 1
+    size, repeats = setting.batch_size, setting["num_return_sequences"] or 1
     rule_for_batch(rule, size * repeats, repeats)
-    if setting["streamer"] is not None:
-        raise ValueError("a streamer takes one sequence: call generate() once for each.")
     outputs, widths = [], []
     for row in range(size):
         call, padding = _row(setting, row, size)

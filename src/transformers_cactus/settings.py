@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from . import _compat
@@ -43,6 +44,19 @@ class CallSettings:
         """What this call says, leaving the model's own generation config aside."""
         value = self.call.get(name)
         return getattr(self.call.get("generation_config"), name, None) if value is None else value
+
+    @property
+    def batch_size(self) -> int:
+        """Prompts of the call; 1 where it has none."""
+        for name in ("input_ids", "inputs", "input_features", "inputs_embeds", "pixel_values"):
+            if isinstance(self.call.get(name), Tensor):
+                return int(self.call[name].shape[0])
+        return 1
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that the call returns."""
+        return self.batch_size * (self["num_return_sequences"] or 1)
 
     def longest(self) -> int | None:
         """Tokens of the longest row that can occur, or `None` where the call does not say."""
@@ -105,6 +119,10 @@ class CallSettings:
         if self["assistant_early_exit"] and not _compat.can_exit_early(self.model):
             raise ValueError(
                 f"assistant_early_exit needs a decoder-only language model, got {type(self.model).__name__}."
+            )
+        if self["streamer"] is not None and self.sequences > 1:
+            raise ValueError(
+                f"a streamer takes one sequence, this call has {self.sequences}: call generate() once for each."
             )
         self._check_vocabularies()
 
