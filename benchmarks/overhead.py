@@ -4,8 +4,8 @@
     python benchmarks/overhead.py --quick          # one repetition, short answers
 
 All systems run the same models with the same sampling settings (temperature 0.6, top-k 20, top-p 0.95) on the same
-prompts in one process. Repetitions are interleaved: each runs every system once, and a ratio is the median over the
-repetitions of a ratio within one repetition. "wall / forwards" is a call's wall time over the time inside the forwards
+prompts in one process. Repetitions are interleaved: each runs every system once, on prompts of its own, and a ratio is
+the median over the repetitions of a ratio within one repetition. "wall / forwards" is a call's wall time over the time inside the forwards
 of the two models, measured by hooks.
 """
 
@@ -62,9 +62,10 @@ class Run:
     forwards: float
 
 
-def inputs_for(pair: Pair, batch: int) -> dict[str, torch.Tensor]:
-    """The first prompts through the chat template, left-padded."""
-    texts = (list(PROMPTS.values()) * (batch // len(PROMPTS) + 1))[:batch]
+def inputs_for(pair: Pair, batch: int, first: int = 0) -> dict[str, torch.Tensor]:
+    """Some prompts through the chat template, left-padded, beginning with the one numbered `first`."""
+    prompts = list(PROMPTS.values())
+    texts = [prompts[(first + row) % len(prompts)] for row in range(batch)]
     chats = [[{"role": "user", "content": text}] for text in texts]
     pair.tokenizer.padding_side = "left"
     return dict(
@@ -74,10 +75,12 @@ def inputs_for(pair: Pair, batch: int) -> dict[str, torch.Tensor]:
     )
 
 
-def systems_for(pair: Pair, batch: int, block: int, new_tokens: int) -> dict[str, Callable[[], torch.Tensor]]:
+def systems_for(
+    pair: Pair, batch: int, block: int, new_tokens: int, first: int = 0
+) -> dict[str, Callable[[], torch.Tensor]]:
     """The calls to compare, by name. All write exactly `new_tokens` tokens per sequence."""
     length = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
-    inputs = inputs_for(pair, batch)
+    inputs = inputs_for(pair, batch, first)
     common: dict[str, Any] = {**inputs, **SAMPLING, **length}
     # transformers reads the block length from the draft's config; ours takes it from the call.
     constant = copy.copy(pair.draft)
@@ -121,9 +124,8 @@ def measure(pair: Pair, batch: int, block: int, new_tokens: int, repetitions: in
     for call in systems_for(pair, batch, block, 4).values():
         call()
     runs = []
-    systems = systems_for(pair, batch, block, new_tokens)
     for repetition in range(repetitions):
-        for name, call in systems.items():
+        for name, call in systems_for(pair, batch, block, new_tokens, first=repetition).items():
             torch.manual_seed(repetition)
             timer.seconds, started = 0.0, time.perf_counter()
             call()
@@ -177,7 +179,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--block", type=int, default=4, help="tokens drafted per round")
     parser.add_argument("--new-tokens", type=int, default=96)
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--repetitions", type=int, default=6, help="each with other prompts")
     parser.add_argument("--memory", action="store_true", help="peak memory at batch 8, prompt 512, 256 new tokens")
     parser.add_argument("--quick", action="store_true", help="one repetition of 32 tokens")
     parser.add_argument("--json", type=Path, help="write every run to this file")
