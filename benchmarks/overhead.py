@@ -5,8 +5,8 @@
 
 All systems run the same models with the same sampling settings (temperature 0.6, top-k 20, top-p 0.95) on the same
 prompts in one process. Repetitions are interleaved: each runs every system once, on prompts of its own, and a ratio is
-the median over the repetitions of a ratio within one repetition. "wall / forwards" is a call's wall time over the time inside the forwards
-of the two models, measured by hooks.
+the median over the repetitions of a ratio within one repetition. "wall / forwards" is a call's wall time over the time
+inside the forwards of the two models, measured by hooks.
 """
 
 from __future__ import annotations
