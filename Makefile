@@ -8,6 +8,10 @@ TORCH  := torch==2.13.0
 # on the second index, and an index that cannot be reached is passed over.
 CPU_INDEX := $(if $(shell command -v nvidia-smi 2>/dev/null),,--extra-index-url https://download.pytorch.org/whl/cpu)
 
+# Test files run side by side, each in one process: two real cores are worth more than one test at a time.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 4))')
+PYTEST  := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+
 .PHONY: help demo test test-slow lint format clean
 help:
 	@echo "make demo       watch a real model pair generate with Cactus"
@@ -29,10 +33,10 @@ demo: $(READY)
 	$(BIN)/transformers-cactus demo $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
