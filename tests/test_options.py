@@ -5,6 +5,7 @@ import json
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -237,3 +238,37 @@ def test_a_call_in_order_does_not_warn(verifier, draft, engine):
         warnings.simplefilter("error", UserWarning)
         run(verifier, assistant_model=draft, cactus_delta=0.75, cactus_engine=engine)
         run(verifier, prompt_lookup_num_tokens=3, cactus_delta=0.75, cactus_engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"num_assistant_tokens": 0}, ValueError, "num_assistant_tokens must be a whole number of at least 1"),
+        ({"num_assistant_tokens": 2.5}, ValueError, "num_assistant_tokens must be a whole number of at least 1"),
+        ({"prompt_lookup_num_tokens": 5}, ValueError, "several .prompt_lookup_num_tokens, assistant_model."),
+        ({"assistant_model": "gpt2"}, TypeError, "assistant_model must be a model, got str"),
+        ({"cactus_delta": ["0.5"]}, TypeError, "with one for each prompt"),
+        ({"cactus_delta": [[0.5]]}, TypeError, "with one for each prompt"),
+        ({"cactus_delta": [True]}, TypeError, "with one for each prompt"),
+    ],
+)
+def test_bad_drafts_and_lists(verifier, draft, options, error, message):
+    with pytest.raises(error, match=message):
+        run(verifier, **({"assistant_model": draft, "cactus_delta": 0.5} | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt_lookup_num_tokens": -1}, "prompt_lookup_num_tokens must be a whole number of at least 1"),
+        ({"assistant_early_exit": 99}, "must be a layer from 1 to 2"),
+    ],
+)
+def test_bad_drafts_without_a_model(verifier, options, message):
+    with pytest.raises(ValueError, match=message):
+        run(verifier, cactus_delta=0.5, **options)
+
+
+@pytest.mark.parametrize("delta", [np.float32(0.5), np.int64(1), np.array([0.5])])
+def test_numpy_numbers_are_numbers(verifier, draft, delta):
+    run(verifier, assistant_model=draft, cactus_delta=delta)

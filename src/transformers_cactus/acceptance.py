@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -290,9 +291,10 @@ def check_parameter(name: str, value: object, *, minimum: float, unit: str, per_
         if not bool((value >= minimum).all()):
             raise ValueError(f"every {name} must be at least {minimum:g} ({unit}), got {value.tolist()}.")
         return
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    # numbers.Real: NumPy's scalars as well.
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number of at least {minimum:g} ({unit}), got {value!r}.")
-    if math.isnan(value) or value < minimum:
+    if math.isnan(value) or float(value) < minimum:
         raise ValueError(f"{name} must be at least {minimum:g} ({unit}), got {value!r}.")
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import numbers
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .acceptance import AcceptanceRule, Cactus, CactusExact, Lenience, Speculative
@@ -79,12 +81,12 @@ def build_rule(options: Mapping[str, Any]) -> AcceptanceRule | None:
             f"{rule!r}.{hint}"
         )
     takes = {option: name for option, name in PARAMETERS.items() if name in _fields(RULES[rule])}
-    for option in options.keys() - takes.keys():
-        warnings.warn(f"{option} has no effect with cactus_rule={rule!r}.", UserWarning, stacklevel=4)
     missing = takes.keys() - options.keys()
     if missing:
         raise ValueError(f"cactus_rule={rule!r} needs {_listed(missing)}.")
-    return RULES[rule](**{name: _number(options[option]) for option, name in takes.items()})
+    for option in options.keys() - takes.keys():
+        warnings.warn(f"{option} has no effect with cactus_rule={rule!r}.", UserWarning, stacklevel=4)
+    return RULES[rule](**{name: _numbers(option, options[option]) for option, name in takes.items()})
 
 
 def warn_of_greedy(rule: AcceptanceRule) -> None:
@@ -112,9 +114,16 @@ def _fields(rule: type[AcceptanceRule]) -> frozenset[str]:
     return frozenset(getattr(rule, "__dataclass_fields__", ()))
 
 
-def _number(value: Any) -> Any:
-    """A list of numbers as a tensor of one value per sequence; everything else as it is."""
-    return Tensor([float(x) for x in value]) if isinstance(value, (list, tuple)) else value
+def _numbers(option: str, value: Any) -> Any:
+    """A list or NumPy array of numbers as a tensor of one value per prompt; everything else as it is."""
+    if isinstance(value, Tensor) or not (isinstance(value, (list, tuple)) or getattr(value, "shape", ()) != ()):
+        return value
+    for entry in value:
+        if isinstance(entry, bool) or not isinstance(entry, numbers.Real):
+            raise TypeError(
+                f"{option} must be a number, or a list of numbers with one for each prompt, got {value!r}."
+            )
+    return torch.tensor([float(entry) for entry in value])
 
 
 def _listed(names: Any) -> str:

@@ -344,7 +344,10 @@ def rule_for_batch(rule: AcceptanceRule, batch: int, repeats: int) -> Acceptance
     """
     size = rule.batch_size
     if size is not None and size * repeats != batch:
-        raise ValueError(f"{rule} has parameters for {size} sequences, the call has {batch // repeats}.")
+        raise ValueError(
+            f"{rule} has parameters for {size} prompts, the call has {batch // repeats}: give one number, or one for "
+            "each prompt."
+        )
     return rule if repeats == 1 else rule.select(torch.arange(batch // repeats).repeat_interleave(repeats))
 
 

@@ -53,17 +53,15 @@ def run(setting: CallSettings, original: Generate, rule: AcceptanceRule) -> Any:
     Raises:
         ValueError: If the call asks for the fast engine by name, which cannot run it.
     """
-    if setting.engine != "stock":
-        reason = why_not_fast(setting)
-        if reason is None:
-            return run_fast(setting, original, rule)
-        if setting.engine == "fast":
-            raise ValueError(f"cactus_engine='fast' cannot run this call. {reason} Leave cactus_engine at 'auto'.")
-        sequences = setting.sequences
-        if sequences > 1:
-            warnings.warn(f"{reason} The {sequences} sequences run one after another.", UserWarning, stacklevel=4)
-            single = functools.partial(run_stock, original=original)
-            return run_one_by_one(setting, rule, single)
+    stock = "cactus_engine='stock' takes one sequence at a time."
+    reason = stock if setting.engine == "stock" else why_not_fast(setting)
+    if reason is None:
+        return run_fast(setting, original, rule)
+    if setting.engine == "fast":
+        raise ValueError(f"cactus_engine='fast' cannot run this call. {reason} Leave cactus_engine at 'auto'.")
+    if setting.sequences > 1:
+        warnings.warn(f"{reason} The {setting.sequences} sequences run one after another.", UserWarning, stacklevel=4)
+        return run_one_by_one(setting, rule, functools.partial(run_stock, original=original))
     return run_stock(setting, rule, original)
 
 

@@ -82,6 +82,7 @@ class CallSettings:
                 "with the same tokenizer>, or prompt_lookup_num_tokens=10 to draft from the prompt itself, or "
                 "assistant_early_exit=<layer> for a model trained for it."
             )
+        self._check_draft()
         if self.engine not in ENGINES:
             raise ValueError(f"cactus_engine must be one of {', '.join(map(repr, ENGINES))}, got {self.engine!r}.")
         if self["custom_generate"] is not None:
@@ -125,6 +126,35 @@ class CallSettings:
                 f"a streamer takes one sequence, this call has {self.sequences}: call generate() once for each."
             )
         self._check_vocabularies()
+
+    def _check_draft(self) -> None:
+        draft, settings = self["assistant_model"], [name for name in DRAFT_OPTIONS if self[name]]
+        if draft is not None and not (hasattr(draft, "generate") and hasattr(draft, "generation_config")):
+            raise TypeError(
+                f"assistant_model must be a model, got {type(draft).__name__}: load it with from_pretrained()."
+            )
+        if len(settings) + (draft is not None) > 1:
+            names = ", ".join([*settings, *(["assistant_model"] if draft is not None else [])])
+            raise ValueError(f"a call has one draft, this one has several ({names}). Leave out all but one.")
+        for name in ("prompt_lookup_num_tokens", "num_assistant_tokens", "max_matching_ngram_size"):
+            value = self.given(name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        layers = (
+            getattr(_compat.text_config(self.model), "num_hidden_layers", None)
+            if self["assistant_early_exit"]
+            else None
+        )
+        if layers is not None and not 1 <= self["assistant_early_exit"] < layers:
+            raise ValueError(
+                f"assistant_early_exit must be a layer from 1 to {layers - 1}, got {self['assistant_early_exit']!r}."
+            )
+        tokenizers = self["tokenizer"], self["assistant_tokenizer"]
+        if tokenizers[1] is not None:
+            if draft is None or tokenizers[0] is None:
+                raise ValueError("assistant_tokenizer needs assistant_model and tokenizer=<the verifier's> beside it.")
+            if tokenizers[0] is tokenizers[1] or tokenizers[0].get_vocab() == tokenizers[1].get_vocab():
+                raise ValueError("the two models have the same tokenizer: leave out assistant_tokenizer.")
 
     def _check_vocabularies(self) -> None:
         draft = self["assistant_model"]

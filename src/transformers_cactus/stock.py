@@ -66,7 +66,7 @@ def stock_decoding(
         # Not checked earlier: Whisper, for one, decides about sampling on its own.
         warn_of_greedy(cactus_call.rule)
     if cactus_call.rule.batch_size not in (None, 1):
-        raise ValueError(f"{cactus_call.rule} has parameters for several sequences, the call has one.")
+        raise ValueError(f"{cactus_call.rule} has parameters for several prompts, the call has one.")
     keep_scores = bool(generation_config.return_dict_in_generate and generation_config.output_scores)
     processor = CactusLogitsProcessor(
         cactus_call.rule, stopping_criteria, do_sample=bool(generation_config.do_sample), keep_scores=keep_scores

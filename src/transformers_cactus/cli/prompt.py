@@ -19,7 +19,11 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     if prompt is None and file is None and sys.stdin.isatty():
         raise ValueError("no prompt: give --prompt or --prompt-file, or pipe one in.")
     if prompt is None:
-        prompt = (sys.stdin.read() if file is None else file.read_text(encoding="utf-8")).removesuffix("\n")
+        data = sys.stdin.buffer.read() if file is None else file.read_bytes()
+        try:
+            prompt = data.decode("utf-8").removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file or 'standard input'} is not UTF-8 text ({error.reason}).") from error
     if not prompt:
         raise ValueError("the prompt is empty: give --prompt or --prompt-file, or pipe one in.")
     return prompt
