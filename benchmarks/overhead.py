@@ -6,7 +6,8 @@
 All systems run the same models with the same sampling settings (temperature 0.6, top-k 20, top-p 0.95) on the same
 prompts in one process. Repetitions are interleaved: each runs every system once, on prompts of its own, and a ratio is
 the median over the repetitions of a ratio within one repetition. "wall / forwards" is a call's wall time over the time
-inside the forwards of the two models, measured by hooks.
+inside the forwards of the two models, measured by hooks. "AL" is the mean accepted length: accepted drafted tokens per
+round, without the extra token. `V(1)`, `v` and `c` are the costs of a forward: see `costs`.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ import transformers
 from transformers import PreTrainedModel
 
 import transformers_cactus
+from transformers_cactus.cache import RaggedCache
 from transformers_cactus.cli.prompts import PROMPTS
 from transformers_cactus.demo import Pair, load_pair
+from transformers_cactus.inputs import forward_inputs
 
 SAMPLING = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
 
@@ -60,6 +63,7 @@ class Run:
     tokens: int
     wall: float
     forwards: float
+    accepted_length: float | None
 
 
 def inputs_for(pair: Pair, batch: int, first: int = 0) -> dict[str, torch.Tensor]:
@@ -75,9 +79,7 @@ def inputs_for(pair: Pair, batch: int, first: int = 0) -> dict[str, torch.Tensor
     )
 
 
-def systems_for(
-    pair: Pair, batch: int, block: int, new_tokens: int, first: int = 0
-) -> dict[str, Callable[[], torch.Tensor]]:
+def systems_for(pair: Pair, batch: int, block: int, new_tokens: int, first: int = 0) -> dict[str, Callable[[], Any]]:
     """The calls to compare, by name. All write exactly `new_tokens` tokens per sequence."""
     length = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
     inputs = inputs_for(pair, batch, first)
@@ -89,8 +91,9 @@ def systems_for(
     constant.generation_config.num_assistant_tokens_schedule = "constant"
     constant.generation_config.assistant_confidence_threshold = 0.0
 
-    def ours(delta: float, **more: Any) -> Callable[[], torch.Tensor]:
-        options = {"cactus_delta": delta, "cactus_engine": "fast", "num_assistant_tokens": block, **more}
+    def ours(delta: float) -> Callable[[], Any]:
+        options: dict[str, Any] = {"cactus_delta": delta, "cactus_engine": "fast", "num_assistant_tokens": block}
+        options["return_dict_in_generate"] = True
         return lambda: transformers_cactus.generate(pair.verifier, assistant_model=pair.draft, **common, **options)
 
     systems = {"verifier alone": lambda: pair.verifier.generate(**common)}
@@ -128,10 +131,35 @@ def measure(pair: Pair, batch: int, block: int, new_tokens: int, repetitions: in
         for name, call in systems_for(pair, batch, block, new_tokens, first=repetition).items():
             torch.manual_seed(repetition)
             timer.seconds, started = 0.0, time.perf_counter()
-            call()
+            output = call()
             wall = time.perf_counter() - started
-            runs.append(Run(name, repetition, batch * new_tokens, wall, timer.seconds))
+            acceptance = getattr(output, "acceptance", None)
+            length = None if acceptance is None else acceptance.mean_accepted_length
+            runs.append(Run(name, repetition, batch * new_tokens, wall, timer.seconds, length))
     return runs
+
+
+@torch.no_grad()
+def costs(pair: Pair, block: int, context: int = 100, repetitions: int = 15) -> dict[str, float]:
+    """What the limit of a speed-up depends on: `V(1)` in seconds, and in units of it `v = V(block + 1)` and `c = D`.
+
+    `V(k)` is the verifier's forward over `k` tokens behind a context, `D` the draft's over one. Medians, interleaved.
+    """
+    ids = torch.randint(100, 20000, (1, context), device=pair.verifier.device)
+    timings: dict[str, list[float]] = {"V(1)": [], "v": [], "c": []}
+    sizes = {"V(1)": (pair.verifier, 1), "v": (pair.verifier, block + 1), "c": (pair.draft, 1)}
+    caches = {}
+    for model in (pair.verifier, pair.draft):
+        caches[model] = RaggedCache(1, device=model.device, capacity=context + block + 1)
+        model(**forward_inputs(model, caches[model], ids))
+        caches[model].commit(context)
+    for _ in range(repetitions):
+        for name, (model, count) in sizes.items():
+            started = time.perf_counter()
+            model(**forward_inputs(model, caches[model], ids[:, :count]))
+            timings[name].append(time.perf_counter() - started)
+    medians = {name: statistics.median(values) for name, values in timings.items()}
+    return {name: value if name == "V(1)" else value / medians["V(1)"] for name, value in medians.items()}
 
 
 def peak_memory(call: Callable[[], Any]) -> float:
@@ -157,14 +185,17 @@ def table(runs: list[Run], batch: int) -> list[str]:
     """The results of one batch size as lines of a Markdown table."""
     lines = [
         f"\nBatch {batch}\n",
-        "| system | tokens/s | over the verifier alone | wall / forwards |",
-        "|---|---:|---:|---:|",
+        "| system | tokens/s | over the verifier alone | wall / forwards | AL |",
+        "|---|---:|---:|---:|---:|",
     ]
     for system in dict.fromkeys(run.system for run in runs):
         own = [run for run in runs if run.system == system]
         speed = statistics.median(run.tokens / run.wall for run in own)
         outside = statistics.median(run.wall / run.forwards for run in own)
-        lines.append(f"| {system} | {speed:.1f} | {ratio(runs, system, 'verifier alone'):.2f} | {outside:.3f} |")
+        lengths = [run.accepted_length for run in own if run.accepted_length is not None]
+        accepted = f"{statistics.fmean(lengths):.2f}" if lengths else ""
+        versus = ratio(runs, system, "verifier alone")
+        lines.append(f"| {system} | {speed:.1f} | {versus:.2f} | {outside:.3f} | {accepted} |")
     if batch == 1:
         versus = ratio(runs, "ours, delta 0", "transformers, assisted")
         lines.append(f"\nours at delta 0 over transformers' assisted generation: {versus:.2f}")
@@ -222,13 +253,15 @@ def main() -> None:
         )
         print(f"peak memory above the models, MiB: plain generate {plain:.0f}, ours {fast:.0f} ({fast / plain:.2f})")
         return
+    cost = costs(pair, arguments.block)
+    print(f"V(1) {cost['V(1)'] * 1e3:.0f} ms, v {cost['v']:.2f}, c {cost['c']:.2f}", flush=True)
     everything = {}
     for batch in arguments.batches:
         runs = measure(pair, batch, arguments.block, arguments.new_tokens, arguments.repetitions)
         print("\n".join(table(runs, batch)), flush=True)
         everything[batch] = [asdict(run) for run in runs]
     if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine, "runs": everything}, indent=1) + "\n")
+        arguments.json.write_text(json.dumps({"machine": machine, "costs": cost, "runs": everything}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

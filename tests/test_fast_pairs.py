@@ -89,7 +89,7 @@ def test_case_8_draft_context_shorter_than_the_text(lengths):
     messages = [str(warning.message) for warning in recorded if "16 tokens at most" in str(warning.message)]
     assert len(messages) == 1
     # What fits is drafted, as long as it fits for all rows.
-    assert (output.acceptance.drafted > 0) == (max(lengths) < 15)
+    assert (output.acceptance.drafted > 0) == (max(lengths) < 16)
 
 
 def test_case_8_draft_goes_on_when_the_long_row_has_left():

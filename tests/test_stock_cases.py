@@ -307,6 +307,11 @@ def test_a_tensor_comes_back_without_return_dict(verifier, draft):
     assert torch.equal(bare, sampled(verifier, draft).sequences)
 
 
-def test_batches_are_refused_by_name(verifier, draft):
-    with pytest.raises(ValueError, match="batch"):
-        greedy(verifier, draft, **tiny_models.prompts([5, 7]))
+@pytest.mark.filterwarnings("ignore:.*one after another:UserWarning")
+def test_a_batch_runs_one_after_another(verifier, draft):
+    inputs = tiny_models.prompts([5, 7])
+    rows = [{name: value[row : row + 1] for name, value in inputs.items()} for row in (0, 1)]
+    alone = [verifier.generate(**row, do_sample=False, max_new_tokens=20) for row in rows]
+    options = BLOCK | {"do_sample": False, "max_new_tokens": 20, "cactus_delta": 0.75, "cactus_engine": "stock"}
+    ours = transformers_cactus.generate(verifier, **inputs, **options, assistant_model=draft)
+    assert torch.equal(ours, torch.cat(alone))
