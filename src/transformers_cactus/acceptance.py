@@ -159,7 +159,30 @@ class Speculative(GammaRule):
 
 
 @dataclass(frozen=True, eq=False)
-class Cactus(GammaRule):
+class BudgetRule(GammaRule):
+    """A rule whose `gamma` follows from a budget for `KL(h || q)`.
+
+    Args:
+        delta (`float` or `torch.Tensor` of shape `[batch]`): The budget in nats, at least 0. 0 is lossless.
+
+    Raises:
+        ValueError: If `delta` is negative or NaN.
+        TypeError: If `delta` is no number.
+    """
+
+    delta: float | Tensor
+
+    def __post_init__(self) -> None:
+        check_parameter("delta", self.delta, minimum=0.0, unit="a budget in nats")
+
+    @property
+    @override
+    def is_lossless(self) -> bool:
+        return not isinstance(self.delta, Tensor) and self.delta == 0
+
+
+@dataclass(frozen=True, eq=False)
+class Cactus(BudgetRule):
     """The paper's rule: `gamma = min(q_n + sqrt(2 * delta * q_n * (1 - q_n)), 1)` (Corollary 5).
 
     Args:
@@ -172,23 +195,13 @@ class Cactus(GammaRule):
         TypeError: If `delta` is no number.
     """
 
-    delta: float | Tensor
-
-    def __post_init__(self) -> None:
-        check_parameter("delta", self.delta, minimum=0.0, unit="a budget in nats")
-
-    @property
-    @override
-    def is_lossless(self) -> bool:
-        return not isinstance(self.delta, Tensor) and self.delta == 0
-
     @override
     def gamma(self, q_n: Tensor) -> Tensor:
         return closed_form_gamma(q_n, _per_sequence(self.delta, q_n))
 
 
 @dataclass(frozen=True, eq=False)
-class CactusExact(GammaRule):
+class CactusExact(BudgetRule):
     """Cactus with the exact root: the largest `gamma` with `KL(h || q) <= delta` (Theorem 2 for the KL divergence).
 
     Args:
@@ -199,16 +212,6 @@ class CactusExact(GammaRule):
         ValueError: If `delta` is negative or NaN.
         TypeError: If `delta` is no number.
     """
-
-    delta: float | Tensor
-
-    def __post_init__(self) -> None:
-        check_parameter("delta", self.delta, minimum=0.0, unit="a budget in nats")
-
-    @property
-    @override
-    def is_lossless(self) -> bool:
-        return not isinstance(self.delta, Tensor) and self.delta == 0
 
     @override
     def gamma(self, q_n: Tensor) -> Tensor:
