@@ -32,7 +32,7 @@ from transformers import PreTrainedModel
 import transformers_cactus
 from transformers_cactus.cache import RaggedCache
 from transformers_cactus.cli.prompts import PROMPTS
-from transformers_cactus.demo import Pair, load_pair
+from transformers_cactus.demo import Arithmetic, Pair, load_pair, pick_arithmetic
 from transformers_cactus.inputs import forward_inputs
 
 SAMPLING = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
@@ -206,7 +206,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verifier", help="name or folder; by default the real pair of the demo")
     parser.add_argument("--draft", help="name or folder")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="by default the faster one here")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="by default what is fastest here")
+    parser.add_argument("--packed", action="store_true", help="float32 with packed weights")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--block", type=int, default=4, help="tokens drafted per round")
     parser.add_argument("--new-tokens", type=int, default=96)
@@ -219,13 +220,16 @@ def main() -> None:
         arguments.repetitions, arguments.new_tokens = 1, 32
     warnings.filterwarnings("ignore", message=".*no effect without sampling.*")
     transformers.logging.set_verbosity_error()
-    dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
-    pair = load_pair(arguments.verifier, arguments.draft, dtype=dtype)
+    if arguments.dtype or arguments.packed:
+        arithmetic = Arithmetic(getattr(torch, arguments.dtype or "float32"), arguments.packed)
+    else:
+        arithmetic = pick_arithmetic("cuda" if torch.cuda.is_available() else "cpu")
+    pair = load_pair(arguments.verifier, arguments.draft, **arithmetic._asdict())
     machine = {
         "processor": platform.processor() or platform.machine(),
         "cores": psutil.cpu_count(logical=False),
         "threads": torch.get_num_threads(),
-        "dtype": str(pair.verifier.dtype).removeprefix("torch."),
+        "arithmetic": str(arithmetic),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),

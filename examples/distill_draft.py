@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from transformers_cactus.demo import pack_linear_layers, pick_arithmetic
 from transformers_cactus.demo.pair import load_pair, load_verifier
 from transformers_cactus.demo.shared_draft import save_shared_draft
 
@@ -62,6 +63,8 @@ def chats(
     """Let the verifier write chats with itself."""
     asked = prompts.read_text(encoding="utf-8").splitlines() if prompts else []
     model, tokenizer = ready(verifier, threads)
+    if model.device.type == "cpu" and pick_arithmetic().packed:
+        pack_linear_layers(model)
     for number in tqdm(range(worker, shards, workers), unit="shard"):
         if not shard_path(data, number).exists():
             labelled = write_chats(model, tokenizer, rows=rows, length=length, seed=seed + number, prompts=asked)

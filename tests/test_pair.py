@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from tiny_models import build
-from transformers_cactus.demo import Pair, load_pair, pick_dtype
+from transformers_cactus.demo import Pair, load_pair, pick_arithmetic
 from transformers_cactus.demo.pair import SHIPPED_DRAFT
 from transformers_cactus.demo.shared_draft import (
     load_shared_draft,
@@ -118,6 +118,7 @@ def test_shipped_draft_refuses_another_verifier():
         new_shared_draft(AutoConfig.from_pretrained(SHIPPED_DRAFT), build("llama"))
 
 
-def test_dtype_is_one_of_two_and_bfloat16_on_accelerators():
-    assert pick_dtype() in (torch.float32, torch.bfloat16)
-    assert pick_dtype("cuda") == torch.bfloat16
+def test_arithmetic_is_one_that_runs_here_and_bfloat16_on_accelerators():
+    dtype, packed = pick_arithmetic()
+    assert dtype in (torch.float32, torch.bfloat16) and not (packed and dtype == torch.bfloat16)
+    assert pick_arithmetic("cuda") == (torch.bfloat16, False)

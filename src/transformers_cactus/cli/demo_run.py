@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from transformers import BatchEncoding
 
-from ..demo import Pair, load_pair, pick_dtype
+from ..demo import Arithmetic, Pair, load_pair, pick_arithmetic
 from ..outputs import AcceptanceStatistics
 from . import demo_screen
 from .answer import AnswerStreamer, legend
@@ -54,10 +54,10 @@ def run_demo(request: DemoRequest, settings: Settings, console: Console) -> None
     with quiet_transformers():
         with console.status("loading the models (half a minute longer the first time) …"):
             device = pick_device(request.device)
-            dtype = request.dtype or pick_dtype(device)
-            pair = load_pair(request.verifier, request.draft, dtype=dtype, device=device)
+            arithmetic = Arithmetic(request.dtype, packed=False) if request.dtype else pick_arithmetic(device)
+            pair = load_pair(request.verifier, request.draft, **arithmetic._asdict(), device=device)
         prompts = [encode(pair.tokenizer, prompt).to(device) for prompt in request.prompts]
-        demo_screen.introduce(pair, request.verifier, request.draft, settings, console)
+        demo_screen.introduce(pair, request.verifier, request.draft, arithmetic, settings, console)
         demo_screen.announce(request.prompts[0], request.shown, console)
         text, acceptance = _answer(pair, prompts[0], request.shown, settings, console)
         measured = _measure(pair, prompts, request, settings, console)
@@ -67,7 +67,7 @@ def run_demo(request: DemoRequest, settings: Settings, console: Console) -> None
             "command": "demo",
             "machine": describe_machine(device),
             "versions": describe_versions(),
-            "settings": _settings(request, settings, dtype),
+            "settings": _settings(request, settings, arithmetic),
             "answer": {
                 "system": request.shown.name,
                 "delta": request.shown.delta,
@@ -105,11 +105,12 @@ def _measure(
         return measure(pair, prompts, request.systems, settings, passes=request.passes, before_call=next_call)
 
 
-def _settings(request: DemoRequest, settings: Settings, dtype: torch.dtype) -> dict[str, Any]:
+def _settings(request: DemoRequest, settings: Settings, arithmetic: Arithmetic) -> dict[str, Any]:
     return {
         "verifier": request.verifier or "default",
         "draft": request.draft or "default",
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": str(arithmetic.dtype).removeprefix("torch."),
+        "packed": arithmetic.packed,
         "prompts": list(request.prompts),
         "passes": request.passes,
         **asdict(settings),

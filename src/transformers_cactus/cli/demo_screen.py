@@ -11,19 +11,27 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedModel
 
-from ..demo import Pair
+from ..demo import Arithmetic, Pair
 from .machine import describe_machine
 from .measure import Measured, Settings, System
 from .report import as_table
 
 
-def introduce(pair: Pair, verifier: str | None, draft: str | None, settings: Settings, console: Console) -> None:
+def introduce(
+    pair: Pair,
+    verifier: str | None,
+    draft: str | None,
+    arithmetic: Arithmetic,
+    settings: Settings,
+    console: Console,
+) -> None:
     """Says who works where and how.
 
     Args:
         pair ([`Pair`]): The models.
         verifier (`str` or `None`): The verifier's name as the user gave it.
         draft (`str` or `None`): The draft's.
+        arithmetic ([`Arithmetic`]): How they compute.
         settings ([`Settings`]): How they generate.
         console (`Console`): Where to print.
     """
@@ -36,7 +44,7 @@ def introduce(pair: Pair, verifier: str | None, draft: str | None, settings: Set
         "draft": f"{_short(draft) if draft else 'made for it'}, {layers}, {own} parameters"
         + (" besides the verifier's embedding" if shared else ""),
         "machine": processor if machine["device"] == "cpu" else machine["device"],
-        "settings": f"{str(pair.verifier.dtype).removeprefix('torch.')}, temperature {settings.temperature:g}, top-k "
+        "settings": f"{arithmetic}, temperature {settings.temperature:g}, top-k "
         f"{settings.top_k}, top-p {settings.top_p:g}, {_count(settings.num_assistant_tokens, 'token')} drafted a "
         "round",
     }

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..demo import pick_dtype
+from ..demo import pack_linear_layers, pick_arithmetic
 from ..demo.bundled import bundled_verifier
 from ..demo.pair import SHIPPED_DRAFT
 from ..demo.shared_draft import load_shared_draft, shares_embeddings
@@ -92,21 +92,40 @@ def load_models(
     Raises:
         OSError: If a model cannot be found or read; both are looked for before the first is loaded.
     """
+    packed = False
     if verifier is None:
-        verifier, dtype = bundled_verifier(), dtype or pick_dtype(device)
+        verifier = bundled_verifier()
+        if dtype is None:
+            dtype, packed = pick_arithmetic(device)
     common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     config = _load("verifier", AutoConfig, verifier, **common)
     draft_config = None if draft is None else _load("draft", AutoConfig, draft, **common)
     tokenizer = _load("verifier's tokenizer", AutoTokenizer, verifier, **common)
     common |= {"dtype": dtype or "auto", "attn_implementation": attn_implementation}
     large = _load("verifier", _model_class(config), verifier, **common).to(device).eval()
-    if draft is None or draft_config is None:
-        return Models(large, tokenizer, None, None)
-    if shares_embeddings(draft_config):
-        return Models(large, tokenizer, load_shared_draft(draft, draft_config, large), None)
-    small = _load("draft", _model_class(draft_config), draft, **common).to(device).eval()
-    other = _load("draft's tokenizer", AutoTokenizer, draft, trust_remote_code=trust_remote_code)
-    return Models(large, tokenizer, small, None if other.get_vocab() == tokenizer.get_vocab() else other)
+    small, other = _load_draft(draft, draft_config, large, tokenizer, common)
+    if packed:
+        pack_linear_layers(large)
+        if small is not None:
+            pack_linear_layers(small)
+    return Models(large, tokenizer, small, other)
+
+
+def _load_draft(
+    draft: str | None,
+    config: Any,
+    verifier: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    common: dict[str, Any],
+) -> tuple[PreTrainedModel | None, PreTrainedTokenizerBase | None]:
+    """The draft if there is one, and its tokenizer if that is not the verifier's."""
+    if draft is None:
+        return None, None
+    if shares_embeddings(config):
+        return load_shared_draft(draft, config, verifier), None
+    model = _load("draft", _model_class(config), draft, **common).to(verifier.device).eval()
+    other = _load("draft's tokenizer", AutoTokenizer, draft, trust_remote_code=common["trust_remote_code"])
+    return model, None if other.get_vocab() == tokenizer.get_vocab() else other
 
 
 def shipped_draft() -> str:

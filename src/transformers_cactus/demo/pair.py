@@ -18,8 +18,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from .arithmetic import pick_arithmetic
 from .bundled import bundled_verifier
-from .precision import pick_dtype
+from .packed_linear import pack_linear_layers
 from .shared_draft import load_shared_draft, shares_embeddings
 
 SHIPPED_DRAFT = Path(__file__).parent / "draft"
@@ -38,6 +39,7 @@ def load_pair(
     draft: str | os.PathLike[str] | None = None,
     *,
     dtype: torch.dtype | None = None,
+    packed: bool | None = None,
     device: str | torch.device | None = None,
 ) -> Pair:
     """Load two models for speculative decoding; without arguments, a real pair that needs no download.
@@ -51,7 +53,10 @@ def load_pair(
         draft (`str` or path, *optional*): Name or folder of a model, or a folder written by `save_shared_draft`. By
             default the draft shipped with this package, which belongs to the default verifier: its embedding and
             output matrix are the verifier's tensors, not copies.
-        dtype (`torch.dtype`, *optional*): Of both models. By default what [`pick_dtype`] finds to be fastest.
+        dtype (`torch.dtype`, *optional*): Of both models. By default what [`pick_arithmetic`] finds to be fastest.
+        packed (`bool`, *optional*): Whether the linear layers hold a packed copy of their weight, which makes float32
+            on some processors faster ([`PackedLinear`]). By default what [`pick_arithmetic`] finds where `dtype` is
+            left to it too, else `False`. With it and without `dtype`, the models are in float32.
         device (`str` or `torch.device`, *optional*): Of both models. By default the first GPU if there is one.
 
     Returns:
@@ -59,28 +64,32 @@ def load_pair(
 
     Raises:
         OSError: If a model cannot be found or read.
-        ValueError: If the draft needs another verifier.
+        ValueError: If the draft needs another verifier, or `packed` does not go with the dtype or the device.
 
     Example:
         >>> from transformers_cactus.demo import load_pair
         >>> verifier, draft, tokenizer = load_pair()  # doctest: +SKIP
     """
-    large, tokenizer = load_verifier(verifier, dtype=dtype, device=device)
+    device = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    if dtype is None and packed is None:
+        dtype, packed = pick_arithmetic(device)
+    large, tokenizer = load_verifier(verifier, dtype=dtype or torch.float32, device=device)
     small = _load_draft(os.fspath(SHIPPED_DRAFT if draft is None else draft), large)
     for model in (large, small):
         model.generation_config = _token_ids_only(large.generation_config)
+        if packed:
+            pack_linear_layers(model)
     return Pair(large, small, tokenizer)
 
 
 def load_verifier(
     name: str | os.PathLike[str] | None = None,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype,
     device: str | torch.device | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The verifier and its tokenizer; arguments as for [`load_pair`]."""
     device = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
-    dtype = pick_dtype(device) if dtype is None else dtype
     name = bundled_verifier() if name is None else os.fspath(name)
     with _one_line_errors("verifier", name):
         if shares_embeddings(AutoConfig.from_pretrained(name)):

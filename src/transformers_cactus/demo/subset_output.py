@@ -19,15 +19,21 @@ class SubsetOutput(nn.Module):
         tokens (`torch.LongTensor` of shape `[kept]`): The tokens that are scored.
     """
 
-    weight: Tensor
     tokens: Tensor
 
     def __init__(self, weight: Tensor, tokens: Tensor):
         super().__init__()
         self.vocab_size = weight.shape[0]
         tokens = tokens.to(weight.device, torch.long)
-        self.register_buffer("weight", weight.detach()[tokens].clone(), persistent=False)
         self.register_buffer("tokens", tokens, persistent=False)
+        with torch.device("meta"):
+            self.kept = nn.Linear(weight.shape[1], len(tokens), bias=False)
+        self.kept.weight = nn.Parameter(weight.detach()[tokens].clone(), requires_grad=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """The rows that are scored, `[kept, hidden]`."""
+        return self.kept.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Scores hidden states.
@@ -38,7 +44,6 @@ class SubsetOutput(nn.Module):
         Returns:
             `torch.Tensor` of shape `[..., vocab]`.
         """
-        scores = nn.functional.linear(hidden, self.weight)
+        scores = self.kept(hidden)
         logits = scores.new_full((*scores.shape[:-1], self.vocab_size), -torch.inf)
-        logits[..., self.tokens] = scores
-        return logits
+        return logits.index_copy_(-1, self.tokens, scores)
