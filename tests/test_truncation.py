@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitNormalization, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from transformers_cactus.truncation import TIES, TopKTopP, fused
+from transformers_cactus.truncation import TIES, Truncation, fused
 
 
 def both(scores: torch.Tensor, k: int, p: float, keep: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     top_k, top_p = TopKLogitsWarper(k, min_tokens_to_keep=keep), TopPLogitsWarper(p, min_tokens_to_keep=keep)
-    return TopKTopP(top_k, top_p)(None, scores.clone()), top_p(None, top_k(None, scores.clone()))
+    return Truncation(None, top_k, top_p)(None, scores.clone()), top_p(None, top_k(None, scores.clone()))
 
 
 @given(
@@ -60,15 +60,34 @@ def test_rows_that_are_mostly_excluded_or_no_distribution():
     assert bool(ours[1].isnan().any()) == bool(theirs[1].isnan().any())
 
 
+@pytest.mark.parametrize("warpers", ["temperature, top-k", "top-k", "temperature, top-k, top-p"])
+def test_the_list_of_tokens_holds_all_that_are_left(warpers):
+    known = {"temperature": TemperatureLogitsWarper(0.6), "top-k": TopKLogitsWarper(9), "top-p": TopPLogitsWarper(0.9)}
+    separate = [known[name] for name in warpers.split(", ")]
+    (joined,) = fused(list(separate))
+    scores = expected = torch.randn(5, 300, generator=torch.Generator().manual_seed(0))
+    for warper in separate:
+        expected = warper(None, expected)
+    truncated, kept = joined.truncate(scores)
+    assert torch.equal(truncated, expected)
+    assert kept.shape == (5, 9 + TIES)
+    for row in range(5):
+        left = set(expected[row].isfinite().nonzero()[:, 0].tolist())
+        assert left <= set(kept[row].tolist()) and len(set(kept[row].tolist())) == 9 + TIES
+
+
 def test_only_neighbours_in_this_order_are_joined():
     temperature, normal = TemperatureLogitsWarper(0.5), LogitNormalization()
     top_k, top_p = TopKLogitsWarper(5), TopPLogitsWarper(0.9)
-    assert [type(x) for x in fused([temperature, top_k, top_p, normal])] == [
+    joined = fused([temperature, top_k, top_p, normal])
+    assert [type(x) for x in joined] == [Truncation, LogitNormalization]
+    assert (joined[0].temperature, joined[0].top_k, joined[0].top_p) == (temperature, top_k, top_p)
+    assert [type(x) for x in fused([top_p, top_k])] == [TopPLogitsWarper, Truncation]
+    assert [type(x) for x in fused([top_k, temperature, top_p])] == [
+        Truncation,
         TemperatureLogitsWarper,
-        TopKTopP,
-        LogitNormalization,
+        TopPLogitsWarper,
     ]
-    assert fused([top_p, top_k]) == [top_p, top_k]
-    assert fused([top_k, temperature, top_p]) == [top_k, temperature, top_p]
-    other = TopPLogitsWarper(0.9, filter_value=-1e4)
-    assert fused([top_k, other]) == [top_k, other]
+    assert [type(x) for x in fused([top_k, top_p, top_p])] == [Truncation, TopPLogitsWarper]
+    strange = TopPLogitsWarper(0.9, filter_value=-1e4)
+    assert fused([top_k, strange])[1] is strange

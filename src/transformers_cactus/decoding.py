@@ -23,7 +23,8 @@ from .configuration import warn_of_context, warn_of_greedy
 from .drafting import Block, Drafter, GeneratorDrafter, ModelDrafter, PromptLookupDrafter
 from .inputs import context_limit, forward_inputs, left_align, prefill
 from .outputs import AcceptanceStatistics, SequenceStatistics
-from .processing import BlockProcessor
+from .processing import BlockProcessor, Processed
+from .restriction import can_restrict, verify_kept
 from .sequences import Sequences
 from .stopping import BlockStopping
 from .verification import Verification, raise_if_invalid, verify, verify_greedy
@@ -145,9 +146,9 @@ class _FastLoop:
         while self.sequences.batch_size:
             block = self._draft()
             logits = self._verifier_logits(block)
-            scores = self._process(logits, block)
-            outcome = self._verify(block, scores)
-            emitted, finished = self._accept(block, outcome, scores, logits)
+            processed = self._process(logits, block)
+            outcome = self._verify(block, processed)
+            emitted, finished = self._accept(block, outcome, processed.scores, logits)
             self._commit(emitted, outcome)
             self._drop(finished)
         if self.call.streamer is not None:
@@ -181,19 +182,25 @@ class _FastLoop:
         tokens = torch.cat([unfed, block.tokens], dim=1)
         return self.model(**forward_inputs(self.model, self.cache, tokens, size + 1)).logits[:, -size - 1 :]
 
-    def _process(self, logits: Tensor, block: Block) -> Tensor:
+    def _process(self, logits: Tensor, block: Block) -> Processed:
         if self.processor.reads_prefix:
             self.sequences.write(block.tokens)
         scores = logits.to(self.sequences.last.device, torch.float32, copy=self.kept_logits is not None)
         return self.processor(scores, self.sequences)
 
     # 3. Keep a prefix of the block and choose the next token.
-    def _verify(self, block: Block, scores: Tensor) -> Verification:
+    def _verify(self, block: Block, processed: Processed) -> Verification:
+        scores, kept = processed
         lengths = None
         if min(block.lengths) < block.tokens.shape[1]:
             lengths = torch.tensor(block.lengths, device=scores.device)
         if not self.do_sample:
             return verify_greedy(block.tokens, scores, block_lengths=lengths)
+        if kept is not None and can_restrict(self.rule):
+            normalized = block.normalized
+            return verify_kept(
+                block.tokens, scores, block.scores, self.rule, kept, normalized=normalized, block_lengths=lengths
+            )
         return verify(block.tokens, scores, block.scores, self.rule, block_lengths=lengths)
 
     # 4. Bring the outcome to the host, and cut it where a row ends.

@@ -27,6 +27,8 @@ class Block(NamedTuple):
     """What the tokens were sampled from, `[batch, block, vocab]`; `None` for a draft without probabilities."""
     lengths: list[int]
     """Drafted tokens of each row."""
+    normalized: bool = False
+    """Whether the scores are log-probabilities."""
 
 
 class Drafter(ABC):
@@ -91,17 +93,23 @@ class ModelDrafter(Drafter):
         device = sequences.last.device
         tokens, scores = [], []
         lengths = [count] * sequences.batch_size
+        normalized = False
         uniforms = torch.rand(count, sequences.batch_size, device=device) if self.do_sample else None
         logits = self._feed_unseen(sequences)
         for step in range(count):
             processed = to_vocabulary(logits, self.vocab_size).to(device, torch.float32)
-            processed = self.processor(processed[:, None], sequences, first=step)[:, 0]
+            processed, kept = self.processor(processed[:, None], sequences, first=step)
+            processed, kept = processed[:, 0], None if kept is None else kept[:, 0]
             if uniforms is None:
                 token = processed.argmax(-1)
-            else:
-                probs = processed.softmax(-1)
-                token = sample(probs, uniforms[step])
+            elif kept is None:
+                token = sample(processed.softmax(-1), uniforms[step])
                 scores.append(processed)
+            else:
+                log_probs = processed.gather(-1, kept).log_softmax(-1)
+                token = kept.gather(-1, sample(log_probs.exp(), uniforms[step])[:, None])[:, 0]
+                scores.append(processed.scatter_(-1, kept, log_probs))
+                normalized = True
             tokens.append(token)
             if self.confidence_threshold > 0 and step + 1 < count:
                 probability = processed.softmax(-1).gather(-1, token[:, None])[:, 0]
@@ -117,7 +125,8 @@ class ModelDrafter(Drafter):
                 self._fed += 1
         self._unfed = token
         self._lengths = lengths
-        return Block(torch.stack(tokens, dim=1), torch.stack(scores, dim=1) if scores else None, lengths)
+        stacked = torch.stack(scores, dim=1) if scores else None
+        return Block(torch.stack(tokens, dim=1), stacked, lengths, normalized)
 
     def _feed_unseen(self, sequences: Sequences) -> Tensor:
         """Feeds what the draft has not seen of each row, and returns the logits behind the row's last token."""

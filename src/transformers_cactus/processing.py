@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from transformers.generation import logits_process as hf
 
 from . import _compat
 from .sequences import Sequences
-from .truncation import TopKTopP, fused
+from .truncation import Truncation, fused
 
 PREFIX_FREE: tuple[type, ...] = (
     hf.TemperatureLogitsWarper,
@@ -25,9 +26,22 @@ PREFIX_FREE: tuple[type, ...] = (
     hf.LogitNormalization,
     hf.InfNanRemoveLogitsProcessor,
     hf.SuppressTokensLogitsProcessor,
-    TopKTopP,
+    Truncation,
 )
 """Processors that do not look at the prefix: they take all rows and positions at once."""
+
+EXCLUDE_ONLY: tuple[type, ...] = (
+    hf.TopPLogitsWarper,
+    hf.TopHLogitsWarper,
+    hf.MinPLogitsWarper,
+    hf.TypicalLogitsWarper,
+    hf.EpsilonLogitsWarper,
+    hf.EtaLogitsWarper,
+    hf.TemperatureLogitsWarper,
+    hf.LogitNormalization,
+    hf.SuppressTokensLogitsProcessor,
+)
+"""Processors that leave every score of `-inf` as it is."""
 
 MINIMUM_LENGTH: tuple[type, ...] = (hf.MinLengthLogitsProcessor, hf.MinNewTokensLengthLogitsProcessor)
 """Processors that exclude EOS up to a length. Applied to the EOS columns directly: their own way, a mask over the
@@ -40,6 +54,15 @@ LENGTH_ONLY: tuple[type, ...] = (
     hf.SuppressTokensAtBeginLogitsProcessor,
 )
 """Processors that look at the prefix's length only, which `generate` set up for padded prompts."""
+
+
+class Processed(NamedTuple):
+    """Processed scores."""
+
+    scores: Tensor
+    """`[batch, block, vocab]`, in float32."""
+    kept: Tensor | None
+    """Different tokens of which all others have the score `-inf`, `[batch, block, kept]`; `None` if nobody knows."""
 
 
 class BlockProcessor:
@@ -71,7 +94,7 @@ class BlockProcessor:
         known = [p for p in self.processors if type(p).__module__.partition(".")[0] in ("transformers", __package__)]
         return BlockProcessor(known)
 
-    def __call__(self, scores: Tensor, sequences: Sequences, first: int = 0) -> Tensor:
+    def __call__(self, scores: Tensor, sequences: Sequences, first: int = 0) -> Processed:
         """Processes a block.
 
         Args:
@@ -80,10 +103,17 @@ class BlockProcessor:
             first (`int`, *optional*, defaults to 0): How many written tokens precede the block's first position.
 
         Returns:
-            `torch.Tensor` of shape `[batch, block, vocab]`: The processed scores.
+            [`Processed`]: The processed scores.
         """
         batch, block, vocab = scores.shape
+        kept: Tensor | None = None
         for processor in self.processors:
+            if type(processor) not in EXCLUDE_ONLY:
+                kept = None
+            if isinstance(processor, Truncation):
+                scores, kept = processor.truncate(scores.reshape(batch * block, vocab))
+                scores, kept = scores.view(batch, block, vocab), None if kept is None else kept.view(batch, block, -1)
+                continue
             if type(processor) in PREFIX_FREE:
                 scores = processor(None, scores.reshape(batch * block, vocab)).view(batch, block, vocab)
                 continue
@@ -105,7 +135,7 @@ class BlockProcessor:
                         processor, [sequences.rows[row]], sequences.prompt(row), sequences.width
                     )
                     scores[row : row + 1, position] = one(prefix, scores[row : row + 1, position])
-        return scores
+        return Processed(scores, kept)
 
     @staticmethod
     def _for_all(processor: LogitsProcessor, sequences: Sequences) -> LogitsProcessor:

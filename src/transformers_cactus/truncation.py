@@ -1,31 +1,36 @@
-"""Top-k followed by top-p without sorting the vocabulary.
+"""Top-k, and a top-p behind it, without sorting the vocabulary: and a list of the few tokens that are left.
 
-transformers' top-p sorts every row, which on a CPU takes longer than the rest of a round outside the models. Behind
-top-k only k tokens are left, and sorting those is enough.
+transformers' warpers make several passes over every row, and top-p sorts it; on a CPU that takes longer than the rest
+of a round outside the models. Behind top-k only k tokens are left, and what comes later has to look at those only.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
+from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 TIES = 8
 """Tokens looked at beyond the k-th, so that tokens tied with it are kept, as top-k keeps them."""
 
 
-class TopKTopP(LogitsProcessor):
-    """The two warpers in one, with their results: the same tokens stay, with the same scores.
+class Truncation(LogitsProcessor):
+    """Up to three warpers in one, with their results: the same tokens stay, with the same scores.
 
     Where more than `TIES` tokens tie with the k-th, and on devices other than the CPU, on which that test would wait
     for the device and sorting is fast, the warpers themselves run.
 
     Args:
-        top_k (`TopKLogitsWarper`): Runs first.
-        top_p (`TopPLogitsWarper`): Runs on what is left.
+        temperature (`TemperatureLogitsWarper` or `None`): Runs first.
+        top_k (`TopKLogitsWarper`): Runs next.
+        top_p (`TopPLogitsWarper` or `None`): Runs on what is left.
     """
 
-    def __init__(self, top_k: TopKLogitsWarper, top_p: TopPLogitsWarper):
+    def __init__(
+        self, temperature: TemperatureLogitsWarper | None, top_k: TopKLogitsWarper, top_p: TopPLogitsWarper | None
+    ):
+        self.temperature = temperature
         self.top_k = top_k
         self.top_p = top_p
 
@@ -39,31 +44,72 @@ class TopKTopP(LogitsProcessor):
         Returns:
             `torch.Tensor` of shape `[rows, vocab]`.
         """
-        k, vocab = self.top_k.top_k, scores.shape[-1]
-        if scores.device.type != "cpu" or k + TIES >= vocab:
-            return self.top_p(input_ids, self.top_k(input_ids, scores))
-        values, tokens = scores.topk(k + TIES, dim=-1)
-        smallest = values[:, k - 1 : k]
-        if not bool((values[:, -1:] < smallest).all()):
-            # Also where a row holds NaN, or fewer than k tokens that are not -inf.
-            return self.top_p(input_ids, self.top_k(input_ids, scores))
-        values = values.masked_fill(values < smallest, -torch.inf)
-        # As top-p does it: from the least probable token on, while their sum is at most 1 - top_p.
-        ascending = values.flip(-1)
-        removed = ascending.softmax(-1).cumsum(-1) <= 1 - self.top_p.top_p
-        removed[:, -self.top_p.min_tokens_to_keep :] = False
-        kept = ascending.masked_fill(removed, self.top_p.filter_value).flip(-1)
-        kept = kept.masked_fill(values == -torch.inf, self.top_k.filter_value)
-        return torch.full_like(scores, self.top_k.filter_value).scatter_(-1, tokens, kept)
+        return self.truncate(scores)[0]
+
+    def truncate(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Truncates rows, and says which tokens are left.
+
+        Args:
+            scores (`torch.Tensor` of shape `[rows, vocab]`): Scores.
+
+        Returns:
+            `torch.Tensor` of shape `[rows, vocab]` and `torch.LongTensor` of shape `[rows, kept]`: the scores, and
+            different tokens of which all others have the score `-inf`; `None` where the warpers themselves had to run.
+        """
+        found = None if scores.device.type != "cpu" else largest(scores, self.top_k.top_k)
+        if found is None:
+            for warper in (self.temperature, self.top_k, self.top_p):
+                scores = scores if warper is None else warper(None, scores)
+            return scores, None
+        values, tokens = found
+        if self.temperature is not None:
+            values /= self.temperature.temperature
+        if self.top_p is not None:
+            probs = np.exp(values - values[:, :1])
+            probs /= probs.sum(-1, keepdims=True)
+            # As top-p does it: from the least probable token on, while their sum is at most 1 - top_p.
+            removed = probs[:, ::-1].cumsum(-1)[:, ::-1] <= 1 - self.top_p.top_p
+            removed[:, : self.top_p.min_tokens_to_keep] = False
+            values[removed] = -np.inf
+        kept = torch.full_like(scores, -torch.inf).scatter_(-1, tokens, torch.from_numpy(values))
+        return kept, tokens
+
+
+def largest(scores: Tensor, k: int) -> tuple[np.ndarray, Tensor] | None:
+    """The `k` largest scores of each row, and those tied with the k-th, in descending order, with their tokens.
+
+    Args:
+        scores (`torch.Tensor` of shape `[rows, vocab]`): Scores.
+        k (`int`): How many.
+
+    Returns:
+        Two arrays of shape `[rows, k + TIES]`: scores, `-inf` behind the last one, and different tokens. `None` where
+        a row holds NaN or infinity, fewer than `k` tokens that are not `-inf`, too many tied ones, or is too short.
+    """
+    if k + TIES >= scores.shape[-1]:
+        return None
+    largest_scores, tokens = scores.topk(k + TIES, dim=-1)
+    # On arrays this small an operation of NumPy takes a fraction of the time of one of PyTorch.
+    values = largest_scores.numpy()
+    smallest = values[:, k - 1 : k]
+    if not ((values[:, -1:] < smallest).all() and np.isfinite(values[:, 0]).all()):
+        return None
+    values[values < smallest] = -np.inf
+    return values, tokens
 
 
 def fused(processors: list[LogitsProcessor]) -> list[LogitsProcessor]:
-    """The same processors, with each top-k that a top-p follows directly replaced by one [`TopKTopP`]."""
+    """The same processors, with each top-k and its neighbours that it can take along as one [`Truncation`]."""
     result: list[LogitsProcessor] = []
     for processor in processors:
-        adjacent = type(processor) is TopPLogitsWarper and bool(result) and type(result[-1]) is TopKLogitsWarper
         # Other fill values than the default's would show in the scores.
-        if adjacent and result[-1].filter_value == processor.filter_value == -float("inf"):
-            processor = TopKTopP(result.pop(), processor)
+        plain = getattr(processor, "filter_value", None) == -float("inf")
+        previous = result[-1] if result else None
+        if type(processor) is TopKLogitsWarper and plain:
+            before = result.pop() if type(previous) is TemperatureLogitsWarper else None
+            processor = Truncation(before, processor, None)
+        elif type(processor) is TopPLogitsWarper and plain and type(previous) is Truncation and previous.top_p is None:
+            result.pop()
+            processor = Truncation(previous.temperature, previous.top_k, processor)
         result.append(processor)
     return result

@@ -1,0 +1,61 @@
+"""The verification of a block over the few tokens that truncation has left of the verifier's distribution.
+
+Rules that raise the drafted token and scale the others never emit a token that the verifier excludes. So all that
+matters of the vocabulary are the verifier's tokens at each position, and how much the draft gives to all others
+together: a distribution over some twenty tokens and one for the rest, on which the same rules come to the same result.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .acceptance import AcceptanceRule, GammaRule
+from .verification import Verification, verify
+
+
+def can_restrict(rule: AcceptanceRule) -> bool:
+    """Whether a rule never looks at, or emits, what the verifier excludes."""
+    return isinstance(rule, GammaRule)
+
+
+def verify_kept(
+    draft_tokens: Tensor,
+    verifier_scores: Tensor,
+    draft_scores: Tensor | None,
+    rule: AcceptanceRule,
+    kept: Tensor,
+    *,
+    normalized: bool = False,
+    block_lengths: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Verification:
+    """[`verify`] where few tokens are left: the same law of what comes out, from other random numbers.
+
+    Args:
+        draft_tokens (`torch.LongTensor` of shape `[batch, block]`): As in [`verify`], like all that is not named.
+        verifier_scores (`torch.Tensor` of shape `[batch, block + 1, vocab]`): `-inf` for all tokens but `kept`.
+        draft_scores (`torch.Tensor` of shape `[batch, block, vocab]` or `None`): Of the verifier's vocabulary size.
+        rule ([`AcceptanceRule`]): One that `can_restrict` allows.
+        kept (`torch.LongTensor` of shape `[batch, block + 1, kept]`): Different tokens at each position.
+        normalized (`bool`, *optional*, defaults to `False`): Whether the draft's scores are log-probabilities.
+
+    Returns:
+        [`Verification`].
+    """
+    block, rest = draft_tokens.shape[1], kept.shape[-1]
+    verifier = F.pad(verifier_scores.gather(-1, kept), (0, 1), value=-torch.inf)
+    ahead = kept[:, :block]
+    places = ahead == draft_tokens[..., None]
+    tokens = torch.where(places.any(-1), places.long().argmax(-1), rest)
+    draft = None
+    if draft_scores is not None:
+        scores = draft_scores.gather(-1, ahead)
+        probs = (scores if normalized else scores - draft_scores.logsumexp(-1, keepdim=True)).exp()
+        draft = torch.cat([probs, (1 - probs.sum(-1, keepdim=True)).clamp(min=0)], dim=-1).log()
+    outcome = verify(tokens, verifier, draft, rule, block_lengths=block_lengths, generator=generator)
+    # The place of the rest, which the verifier excludes, comes out only where the scores were no distribution.
+    at = kept[torch.arange(len(kept), device=kept.device), outcome.accepted]
+    next_token = at.gather(-1, outcome.next_token.clamp(max=rest - 1)[:, None])[:, 0]
+    return outcome._replace(next_token=next_token)

@@ -1,0 +1,112 @@
+"""Verification over the kept tokens only: the decisions, and the law, of verification over the vocabulary."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import transformers_cactus.decoding
+from reference import Sampling
+from test_distribution import Case, does_not_fit, draw, fits, law, verifier_model
+from transformers_cactus import Cactus, CactusExact, Lenience, Speculative, verify
+from transformers_cactus.restriction import verify_kept
+
+RULES = [Speculative(), Cactus(0.5), CactusExact(0.5), Lenience(2.0)]
+TRUNCATED = Sampling(1.2, top_k=4, top_p=0.97)
+CASES = [
+    Case("speculative", 0.0, "negated", vocab=16, sampling=TRUNCATED),
+    Case("cactus", 0.5, "other", vocab=16, sampling=TRUNCATED),
+    Case("cactus-exact", 0.5, "swapped", vocab=16, sampling=Sampling(1.0, top_k=4)),
+    Case("lenience", 3.0, "other", vocab=16, sampling=TRUNCATED),
+    Case("cactus", 0.5, "look-up", block=3, new_tokens=4, vocab=16, sampling=TRUNCATED),
+]
+
+
+def truncated(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores with all but the `k` largest of a row excluded, and the tokens of those."""
+    values, tokens = scores.topk(k, dim=-1)
+    return torch.full_like(scores, -torch.inf).scatter_(-1, tokens, values), tokens
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    rule=st.sampled_from(RULES),
+    k=st.integers(1, 6),
+    block=st.integers(1, 4),
+    kind=st.sampled_from(["scores", "log-probabilities", "no probabilities"]),
+)
+@settings(max_examples=80, deadline=None)
+def test_decides_as_over_the_whole_vocabulary(seed, rule, k, block, kind):
+    source = torch.Generator().manual_seed(seed)
+    batch, vocab = 40, 12
+    verifier_scores, kept = truncated(2 * torch.randn(batch, block + 1, vocab, generator=source), k)
+    # Truncated otherwise, so that it also proposes what the verifier excludes.
+    draft_scores, _ = truncated(2 * torch.randn(batch, block, vocab, generator=source), k + 3)
+    drafted = torch.distributions.Categorical(logits=draft_scores).sample()
+    lengths = torch.randint(block + 1, (batch,), generator=source)
+    draft = {
+        "scores": draft_scores + 3,
+        "log-probabilities": draft_scores.log_softmax(-1),
+        "no probabilities": None,
+    }[kind]
+
+    def random():
+        return torch.Generator().manual_seed(seed + 1)
+
+    common = {"block_lengths": lengths}
+    whole = verify(drafted, verifier_scores, draft, rule, generator=random(), **common)
+    few = verify_kept(
+        drafted,
+        verifier_scores,
+        draft,
+        rule,
+        kept,
+        normalized=kind == "log-probabilities",
+        generator=random(),
+        **common,
+    )
+    assert torch.equal(few.accepted, whole.accepted)
+    inside = torch.arange(block) < lengths[:, None]
+    assert torch.equal(few.accepted_losslessly[inside], whole.accepted_losslessly[inside])
+    torch.testing.assert_close(few.divergence[inside], whole.divergence[inside])
+    assert not few.invalid.any()
+    allowed = verifier_scores[torch.arange(batch), few.accepted].isfinite()
+    assert allowed.gather(1, few.next_token[:, None]).all()
+
+
+def test_a_draft_that_is_no_distribution_is_reported():
+    verifier_scores, kept = truncated(torch.randn(1, 2, 12, generator=torch.Generator().manual_seed(0)), 4)
+    draft_scores = torch.full((1, 1, 12), torch.nan)
+    drafted = verifier_scores[:, :1].argmin(-1)
+    outcome = verify_kept(drafted, verifier_scores, draft_scores, Speculative(), kept)
+    with pytest.raises(FloatingPointError, match="draft's scores for sequence 0 at position 0"):
+        outcome.raise_if_invalid()
+
+
+@pytest.fixture
+def restricted(monkeypatch):
+    """The rules of the calls that were verified over the kept tokens only."""
+    seen = []
+
+    def spy(tokens, verifier_scores, draft_scores, rule, *args, **kwargs):
+        seen.append(rule)
+        return verify_kept(tokens, verifier_scores, draft_scores, rule, *args, **kwargs)
+
+    monkeypatch.setattr(transformers_cactus.decoding, "verify_kept", spy)
+    return seen
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_truncated_texts_have_the_exact_law(case, restricted):
+    outcomes = draw(3000, "fast", verifier_model(case.vocab), case.prompt, **case.options())
+    assert restricted
+    fits(outcomes, law(case, "fast"))
+
+
+def test_truncated_texts_of_one_rule_do_not_pass_for_those_of_another(restricted):
+    case = CASES[1]
+    outcomes = draw(3000, "fast", verifier_model(case.vocab), case.prompt, **case.options())
+    assert restricted
+    does_not_fit(outcomes, law(replace(case, rule="speculative"), "fast"))
