@@ -14,10 +14,8 @@ from typing import Any
 from transformers import GenerationMixin, PreTrainedModel
 
 from .configuration import build_rule, options_of, pop_options
-from .decoding import fast_decoding
 from .engines import run
 from .settings import CallSettings
-from .stock import stock_decoding
 
 
 def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
@@ -57,6 +55,27 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
     if _is_enabled(model):
         attribute = attribute._cactus_previous
     return _call(model, attribute or _class_original(model), args, kwargs)
+
+
+def generate_for_repository(
+    model: PreTrainedModel, find_draft: Callable[[], PreTrainedModel | None], *args: Any, **kwargs: Any
+) -> Any:
+    """[`generate`] for a model whose `generate` attribute is the caller itself.
+
+    Args:
+        model (`PreTrainedModel`): The verifier.
+        find_draft (callable): Returns a draft, or `None`, for a call that has cactus options and no draft.
+        *args, **kwargs: As for [`generate`].
+
+    Returns:
+        As [`generate`].
+    """
+    parameters = inspect.signature(GenerationMixin.generate).parameters.keys() - {"self", "kwargs", "custom_generate"}
+    # `generate(custom_generate=...)` passes on every parameter of its own. It may have been called by a model's own
+    # `generate`, such as Whisper's, which must not run a second time.
+    called_by_generate = parameters <= kwargs.keys()
+    original = _original(GenerationMixin, model) if called_by_generate else _class_original(model)
+    return _call(model, original, args, kwargs, find_draft)
 
 
 def enable(model: PreTrainedModel | None = None) -> None:
@@ -152,11 +171,21 @@ def _class_generate(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _class_original(model: PreTrainedModel) -> Callable[..., Any]:
     """The `generate` of the model's class, without what `enable()` put in its place."""
-    method = type(model).generate
+    return _original(type(model), model)
+
+
+def _original(owner: type[GenerationMixin], model: PreTrainedModel) -> Callable[..., Any]:
+    method = owner.generate
     return functools.partial(getattr(method, "_cactus_original", method), model)
 
 
-def _call(model: PreTrainedModel, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call(
+    model: PreTrainedModel,
+    original: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    find_draft: Callable[[], PreTrainedModel | None] = lambda: None,
+) -> Any:
     """Runs one call: the original `generate`, with our decoding method in it where the options ask for it."""
     given = pop_options(kwargs)
     call = _by_name(original, args, kwargs)
@@ -169,6 +198,8 @@ def _call(model: PreTrainedModel, original: Callable[..., Any], args: tuple[Any,
     if rule is None:
         return original(*args, **kwargs)
     setting = CallSettings(model, call, options.get("cactus_engine") or "auto")
+    if not setting.has_draft():
+        setting.call["assistant_model"] = find_draft()
     if not setting.has_draft() and not given and not options_of(config):
         warnings.warn(
             "the model's generation_config has cactus options, but this call has no draft: they have no effect.",
@@ -195,4 +226,5 @@ def _by_name(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _is_ours(decoding: Any) -> bool:
-    return isinstance(decoding, functools.partial) and decoding.func in (stock_decoding, fast_decoding)
+    # By its argument, not by the function: a repository may bring another copy of this package's modules.
+    return isinstance(decoding, functools.partial) and "cactus_call" in decoding.keywords
