@@ -194,7 +194,8 @@ def _call(
         # A draft model's own call, or the inner call of a model that is enabled twice.
         return original(*args, **kwargs)
     options = {**options_of(model.generation_config), **options_of(config), **given}
-    rule = None if given.get("cactus_delta", 0) is None else build_rule(options)
+    decisive = given or options_of(config)
+    rule = None if decisive.get("cactus_delta", 0) is None else build_rule(options)
     if rule is None:
         return original(*args, **kwargs)
     setting = CallSettings(model, call, options.get("cactus_engine") or "auto")
