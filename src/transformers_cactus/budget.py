@@ -10,12 +10,20 @@ which depends on the vocabulary through `q_n` alone. All budgets and divergences
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 NEWTON_STEPS = 7
 """Steps of `exact_gamma`'s root finder. Over q in [1e-12, 1 - 1e-12] and delta in [1e-12, 20], 6 steps from its
 starting point leave `KL(h || q)` within 2e-14 nats of the budget in float64; the seventh is margin."""
+
+GRID = 64
+"""Candidates that `largest_gamma` looks at in each of its steps."""
+
+GRID_STEPS = 8
+"""Its steps: `gamma` is known to within 64^-8 = 4e-15."""
 
 
 def two_point_kl(gamma: Tensor, q_n: Tensor) -> Tensor:
@@ -89,3 +97,38 @@ def exact_gamma(q_n: Tensor, delta: Tensor | float) -> Tensor:
     certain = (q >= one_below) | ((q > 0) & (budget >= -q.log()))
     unsolved = torch.where(certain, 1.0, q)
     return torch.where(solvable, gamma, unsolved).to(q_n.dtype)
+
+
+def largest_gamma(q_n: Tensor, delta: Tensor | float, f: Callable[[Tensor], Tensor]) -> Tensor:
+    """The largest `gamma` in `[q_n, 1]` with `D_f(h || q) <= delta` (the root that Theorem 2 of the paper asks for).
+
+    `D_f(h || q) = q_n * f(gamma / q_n) + (1 - q_n) * f((1 - gamma) / (1 - q_n))` is convex in `gamma`, 0 at `q_n` and
+    increasing from there. The interval that holds the root is cut into `GRID` parts again and again: no derivative of
+    `f` is needed, and few operations.
+
+    Args:
+        q_n (`torch.Tensor`): The verifier's probability of the drafted token, in [0, 1].
+        delta (`torch.Tensor` or `float`): Budget in the unit of `f`, at least 0, may be infinite; broadcast against
+            `q_n`.
+        f (callable): Convex, elementwise, `f(1) = 0`. Gets ratios of probabilities in float64.
+
+    Returns:
+        `torch.Tensor` like `q_n`; solved in float64 (in float32 on devices without it). 0 where `q_n` is 0.
+    """
+    work = torch.float32 if q_n.device.type == "mps" else torch.float64
+    q = q_n.to(work)
+    budget = torch.as_tensor(delta, dtype=work, device=q.device).expand_as(q)
+    solvable = (q > 0) & (q < 1) & (budget > 0)
+    inner = torch.where(solvable, q, 0.5)[..., None]
+    parts = torch.linspace(0, 1, GRID + 1, dtype=work, device=q.device)
+    low, width = inner, 1 - inner
+    for _ in range(GRID_STEPS):
+        # Rounding must not take the last candidate beyond 1, where f has no value.
+        gamma = (low + width * parts).clamp(max=1)
+        spent = inner * f(gamma / inner) + (1 - inner) * f((1 - gamma) / (1 - inner))
+        # NaN, as 0 * log 0 gives, counts as beyond the budget. The first candidate is within it.
+        within = (spent <= budget[..., None]).long()
+        within[..., 0] = 1
+        low = gamma.gather(-1, within.cumprod(-1).sum(-1, keepdim=True) - 1)
+        width = width / GRID
+    return torch.where(solvable, low[..., 0], q).to(q_n.dtype)

@@ -194,7 +194,7 @@ class _FastLoop:
             lengths = torch.tensor(block.lengths, device=scores.device)
         if not self.do_sample:
             return verify_greedy(block.tokens, scores, block_lengths=lengths)
-        return verify(block.tokens, scores, block.scores, self.rule, block_lengths=lengths)
+        return verify(block.tokens, scores, block.scores, self.rule, block_lengths=lengths, measure=self.counts)
 
     # 4. Bring the outcome to the host, and cut it where a row ends.
     def _accept(
@@ -202,7 +202,7 @@ class _FastLoop:
     ) -> tuple[list[list[int]], list[bool]]:
         sequences, size = self.sequences, block.tokens.shape[1]
         columns = [outcome.accepted[:, None], outcome.next_token[:, None], outcome.invalid[:, None], block.tokens]
-        if self.counts and size:
+        if outcome.divergence is not None and self.counts and size:
             columns += [outcome.accepted_losslessly, outcome.divergence]
         # float64 holds token ids exactly, so one transfer takes everything.
         table = torch.cat([column.double() for column in columns], dim=1).tolist()

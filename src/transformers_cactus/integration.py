@@ -13,7 +13,8 @@ from typing import Any
 
 from transformers import GenerationMixin, PreTrainedModel
 
-from .configuration import build_rule, options_of, pop_options
+from . import _compat
+from .configuration import build_rule, options_of, pop_options, warn_of_support
 from .engines import run
 from .settings import CallSettings
 
@@ -27,10 +28,21 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
             (`assistant_model`, `prompt_lookup_num_tokens`, `assistant_early_exit` ...), and:
         cactus_delta (`float`, `list` or `torch.Tensor` of shape `[batch]`, *optional*): Budget in nats for raising a
             drafted token's probability, at least 0; one for all sequences or one for each. 0 is lossless speculative
-            sampling. `None` turns off what the generation config says.
-        cactus_rule (`str` or [`AcceptanceRule`], *optional*, defaults to `"cactus"`): `"cactus"`, `"cactus-exact"`,
-            `"lenience"`, `"speculative"`, or a rule object.
-        cactus_factor (`float`, *optional*): The factor of `"lenience"`, at least 1.
+            sampling. `None` turns off what the generation config says. In the divergence's own unit with
+            `"chi-square"`, `"total-variation"` and `"squared-hellinger"`.
+        cactus_rule (`str` or [`AcceptanceRule`], *optional*, defaults to `"cactus"`): `"cactus"` ([`Cactus`]),
+            `"cactus-exact"`, `"chi-square"`, `"ensemble"`, `"jensen-shannon"`, `"lenience"`, `"optimal"`,
+            `"reverse-kl"`, `"speculative"`, `"squared-hellinger"`, `"top-k"`, `"total-variation"`, `"typical"`, or a
+            rule object. The parameters below are those of the rules' classes; each is for one rule.
+        cactus_factor (`float`, *optional*): [`Lenience`]: at least 1.
+        cactus_multiplier (`float`, *optional*): [`Optimal`]: nats per unit of acceptance probability, at least 0.
+        cactus_ensemble_weight (`float`, *optional*): [`Ensemble`]: the verifier's share, in [0, 1].
+        cactus_within_support (`bool`, *optional*, defaults to `False`): [`Ensemble`]: emit nothing that the verifier
+            excludes.
+        cactus_posterior_threshold (`float`, *optional*, defaults to 0.09): [`Typical`]: a probability.
+        cactus_posterior_alpha (`float`, *optional*, defaults to 0.3): [`Typical`]: factor of `exp(-entropy)`.
+        cactus_recovery_from (`str`, *optional*, defaults to `"sample"`): [`Typical`]: `"sample"` or `"argmax"`.
+        cactus_top_k (`int`, *optional*): [`TopK`]: how many of the verifier's most probable tokens are kept.
         cactus_engine (`str`, *optional*, defaults to `"auto"`): `"fast"` for this package's own decoding loop, for
             decoder-only models and batches; `"stock"` for transformers' assisted decoding loop, for every model and
             draft that it knows, one sequence at a time; `"auto"` for the first that can run the call.
@@ -51,6 +63,7 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         print(output.acceptance)
         ```
     """
+    model = _compat.uncompiled(model)
     attribute: Any = model.__dict__.get("generate")
     if _is_enabled(model):
         attribute = attribute._cactus_previous
@@ -96,6 +109,7 @@ def enable(model: PreTrainedModel | None = None) -> None:
             if not _is_enabled(None):
                 GenerationMixin.generate = _class_generate(GenerationMixin.generate)
             return
+        model = _compat.uncompiled(model)
         if not callable(getattr(model, "generate", None)):
             raise TypeError(f"enable() needs a model that has generate(), got {type(model).__name__}.")
         if not _is_enabled(model):
@@ -114,6 +128,7 @@ def disable(model: PreTrainedModel | None = None) -> None:
             if original is not None:
                 GenerationMixin.generate = original
             return
+        model = _compat.uncompiled(model)
         if not _is_enabled(model):
             return
         previous = model.__dict__.pop("generate")._cactus_previous
@@ -131,7 +146,7 @@ def enabled(model: PreTrainedModel | None = None) -> Iterator[PreTrainedModel | 
     Yields:
         `model`.
     """
-    before = _is_enabled(model)
+    before = _is_enabled(None if model is None else _compat.uncompiled(model))
     enable(model)
     try:
         yield model
@@ -209,6 +224,7 @@ def _call(
         )
         return original(*args, **kwargs)
     setting.check()
+    warn_of_support(rule)
     return run(setting, original, rule)
 
 

@@ -147,7 +147,7 @@ class CactusLogitsProcessor(LogitsProcessor):
         uniforms = torch.rand(1, 2, device=scores.device)
         if drafted is not None:
             accept, lossless = accept_tokens(drafted[:, None], verifier, draft, self.rule, uniforms[:, :1])
-            self._divergence.append(self.rule.divergence(drafted[:, None], verifier).item())
+            self._divergence.append(self.rule.divergence(drafted[:, None], verifier, draft).item())
             if bool(accept):
                 self._lossless.append(bool(lossless))
                 return drafted

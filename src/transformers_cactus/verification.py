@@ -21,8 +21,8 @@ class Verification(NamedTuple):
     accepted_losslessly: Tensor
     """Whether lossless speculative sampling would have accepted the token as well, given the same random number,
     `[batch, block]`."""
-    divergence: Tensor
-    """`KL(h || q)` in nats at every drafted position, `[batch, block]`."""
+    divergence: Tensor | None
+    """`KL(h || q)` in nats at every drafted position, `[batch, block]`; `None` where it was not asked for."""
     invalid: Tensor
     """Per sequence, `[batch]`: 0, or 1 or 2 where the verifier's or the draft's scores at position `accepted` are NaN,
     infinite or all `-inf`. `next_token` then means nothing."""
@@ -59,12 +59,13 @@ def verify(
     *,
     block_lengths: Tensor | None = None,
     generator: torch.Generator | None = None,
+    measure: bool = True,
 ) -> Verification:
     """Verifies a drafted block: the acceptance, recovery and bonus steps of speculative sampling (paper, Algorithm 1).
 
     Scores are processed logits or log-probabilities: any constant per row cancels. The acceptance step reads two
-    scores and a log-sum-exp per position; one whole row per sequence is read for the next token. Nothing waits for the
-    device.
+    scores and a log-sum-exp per position for rules that raise one token, and whole rows for others; one whole row per
+    sequence is read for the next token. Nothing waits for the device.
 
     Args:
         draft_tokens (`torch.LongTensor` of shape `[batch, block]`): The drafted tokens.
@@ -77,6 +78,8 @@ def verify(
         block_lengths (`torch.LongTensor` of shape `[batch]`, *optional*): Drafted tokens of each sequence, where they
             differ; what lies beyond is not read.
         generator (`torch.Generator`, *optional*): Source of randomness, on the device of the scores.
+        measure (`bool`, *optional*, defaults to `True`): Whether to compute `divergence`, which reads whole rows where
+            the rule does.
 
     Returns:
         [`Verification`]. Call its `raise_if_invalid` unless the scores are known to be finite.
@@ -109,11 +112,11 @@ def verify(
         draft_tokens = torch.where(drafted, draft_tokens, 0)
         verifier, draft = Rows(verifier_scores[:, :block]), None if draft_scores is None else Rows(draft_scores)
         accept, accepted_losslessly = accept_tokens(draft_tokens, verifier, draft, rule, uniforms[:, :block])
-        divergence = rule.divergence(draft_tokens, verifier)
+        divergence = rule.divergence(draft_tokens, verifier, draft) if measure else None
         accepted = (accept & drafted).long().cumprod(-1).sum(-1)
     else:
         accepted_losslessly = torch.zeros(batch, 0, dtype=torch.bool, device=device)
-        divergence = torch.zeros(batch, 0, device=device)
+        divergence = torch.zeros(batch, 0, device=device) if measure else None
         accepted = torch.zeros(batch, dtype=torch.long, device=device)
 
     verifier_probs = Rows(verifier_scores).probs_at(accepted)
