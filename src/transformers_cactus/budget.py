@@ -10,6 +10,7 @@ which depends on the vocabulary through `q_n` alone. All budgets and divergences
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -19,11 +20,11 @@ NEWTON_STEPS = 7
 """Steps of `exact_gamma`'s root finder. Over q in [1e-12, 1 - 1e-12] and delta in [1e-12, 20], 6 steps from its
 starting point leave `KL(h || q)` within 2e-14 nats of the budget in float64; the seventh is margin."""
 
-GRID = 64
-"""Candidates that `largest_gamma` looks at in each of its steps."""
+ROOT_BITS = 48
+"""`largest_gamma` knows `gamma` to within 2^-48 = 4e-15."""
 
-GRID_STEPS = 8
-"""Its steps: `gamma` is known to within 64^-8 = 4e-15."""
+FEW = 4096
+"""Numbers up to which an operation takes the same time for 64 times as many candidates."""
 
 
 def two_point_kl(gamma: Tensor, q_n: Tensor) -> Tensor:
@@ -103,8 +104,8 @@ def largest_gamma(q_n: Tensor, delta: Tensor | float, f: Callable[[Tensor], Tens
     """The largest `gamma` in `[q_n, 1]` with `D_f(h || q) <= delta` (the root that Theorem 2 of the paper asks for).
 
     `D_f(h || q) = q_n * f(gamma / q_n) + (1 - q_n) * f((1 - gamma) / (1 - q_n))` is convex in `gamma`, 0 at `q_n` and
-    increasing from there. The interval that holds the root is cut into `GRID` parts again and again: no derivative of
-    `f` is needed, and few operations.
+    increasing from there. The interval that holds the root is cut into parts again and again, which needs no
+    derivative of `f`: into 64, so that operations are few, or into 2 where numbers are many.
 
     Args:
         q_n (`torch.Tensor`): The verifier's probability of the drafted token, in [0, 1].
@@ -119,16 +120,17 @@ def largest_gamma(q_n: Tensor, delta: Tensor | float, f: Callable[[Tensor], Tens
     q = q_n.to(work)
     budget = torch.as_tensor(delta, dtype=work, device=q.device).expand_as(q)
     solvable = (q > 0) & (q < 1) & (budget > 0)
-    inner = torch.where(solvable, q, 0.5)[..., None]
-    parts = torch.linspace(0, 1, GRID + 1, dtype=work, device=q.device)
+    inner, budget = torch.where(solvable, q, 0.5)[..., None], budget[..., None]
+
+    def within(gamma: Tensor) -> Tensor:
+        # False for NaN, as 0 * log 0 gives.
+        return inner * f(gamma / inner) + (1 - inner) * f((1 - gamma) / (1 - inner)) <= budget
+
+    parts = 64 if q.numel() <= FEW else 2
+    steps = torch.arange(1, parts, dtype=work, device=q.device) / parts
     low, width = inner, 1 - inner
-    for _ in range(GRID_STEPS):
-        # Rounding must not take the last candidate beyond 1, where f has no value.
-        gamma = (low + width * parts).clamp(max=1)
-        spent = inner * f(gamma / inner) + (1 - inner) * f((1 - gamma) / (1 - inner))
-        # NaN, as 0 * log 0 gives, counts as beyond the budget. The first candidate is within it.
-        within = (spent <= budget[..., None]).long()
-        within[..., 0] = 1
-        low = gamma.gather(-1, within.cumprod(-1).sum(-1, keepdim=True) - 1)
-        width = width / GRID
-    return torch.where(solvable, low[..., 0], q).to(q_n.dtype)
+    for _ in range(round(ROOT_BITS / math.log2(parts))):
+        low = low + width * within(low + width * steps).sum(-1, keepdim=True) / parts
+        width = width / parts
+    gamma = torch.where(within(torch.ones_like(inner)), 1.0, low)[..., 0]
+    return torch.where(solvable, gamma, q).to(q_n.dtype)
