@@ -66,24 +66,73 @@ def raised(q: np.ndarray, rule: str, budget: float) -> np.ndarray:
         return np.minimum(q + np.sqrt(2 * budget * q * (1 - q)), 1)
     if rule == "lenience":
         return np.minimum(budget * q, 1)
-    assert rule == "cactus-exact"
-    return largest_within_budget(q, budget)
+    return largest_within_budget(q, budget, F_DIVERGENCES[rule])
 
 
-def largest_within_budget(q: np.ndarray, budget: float) -> np.ndarray:
-    """The largest gamma in `[q, 1]` that costs a divergence of at most the budget, by bisection."""
+F_DIVERGENCES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "cactus-exact": lambda t: xlogy(t, t),
+    "chi-square": lambda t: (t - 1) ** 2,
+    "total-variation": lambda t: np.abs(t - 1) / 2,
+    "reverse-kl": lambda t: -np.log(t),
+    "squared-hellinger": lambda t: (np.sqrt(t) - 1) ** 2 / 2,
+    "jensen-shannon": lambda t: (xlogy(t, t) - (t + 1) * np.log((t + 1) / 2)) / 2,
+}
+"""The `f` of rules that keep a budget for `sum of q * f(h / q)`."""
+
+
+def largest_within_budget(q: np.ndarray, budget: float, f: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """The largest gamma in `[q, 1]` that costs an f-divergence of at most the budget, by bisection."""
     if budget == 0:
         return q
     result = np.where(q > 0, 1.0, 0.0)
-    # Everywhere else even gamma = 1 is within the budget, or the verifier excludes the token.
-    inner = (q > 0) & (q < 1) & (budget < -np.log(np.maximum(q, 1e-300)))
-    low, high = q[inner], np.ones(inner.sum())
+    inner = (q > 0) & (q < 1)
+    x = q[inner]
+
+    def within(gamma: np.ndarray) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            return x * f(gamma / x) + (1 - x) * f((1 - gamma) / (1 - x)) <= budget
+
+    low, high = x, np.ones(len(x))
     for _ in range(60):
         middle = (low + high) / 2
-        spent = xlogy(middle, middle / q[inner]) + xlogy(1 - middle, (1 - middle) / (1 - q[inner]))
-        low, high = np.where(spent <= budget, middle, low), np.where(spent <= budget, high, middle)
-    result[inner] = low
+        low, high = np.where(within(middle), middle, low), np.where(within(middle), high, middle)
+    result[inner] = np.where(within(np.ones(len(x))), 1.0, low)
     return result
+
+
+def optimal_target(p: np.ndarray, q: np.ndarray, multiplier: float) -> np.ndarray:
+    """`clip(p, q * e^nu, q * e^(nu + multiplier))`, with the `nu` for which it sums to 1, by bisection."""
+    low, high = -multiplier, 0.0
+    for _ in range(60):
+        nu = (low + high) / 2
+        small = np.clip(p, q * np.exp(nu), q * np.exp(nu + multiplier)).sum() < 1
+        low, high = (nu, high) if small else (low, nu)
+    return np.clip(p, q * np.exp(low), q * np.exp(low + multiplier))
+
+
+def whole_row_rule(p: np.ndarray, q: np.ndarray, rule: str, budget: float) -> tuple[np.ndarray, np.ndarray]:
+    """Acceptance probability of each token and the recovery distribution, which does not depend on the token."""
+    if rule.startswith("typical"):
+        phi = (q > min(budget, 0.3 * np.exp(xlogy(q, q).sum()))).astype(float)
+        return phi, np.eye(len(q))[q.argmax()] if rule == "typical-argmax" else q
+    if rule == "top-k":
+        kept = np.isin(np.arange(len(q)), np.argsort(-q)[: int(budget)]) & (q > 0)
+        residual = np.maximum(np.where(kept, q, 0) / q[kept].sum() - p, 0)
+        return kept.astype(float), residual / max(residual.sum(), 1e-300)
+    if rule == "optimal":
+        h = optimal_target(p, q, budget)
+    elif rule == "ensemble":
+        h = budget * q + (1 - budget) * p
+    else:
+        assert rule == "ensemble-within"
+        inside = np.where(q > 0, p, 0)
+        h = budget * q + (1 - budget) * (inside + (1 - inside.sum()) * q)
+    residual = np.maximum(h - p, 0)
+    return np.minimum(1, np.divide(h, p, out=np.ones_like(h), where=p > 0)), residual / max(residual.sum(), 1e-300)
+
+
+WHOLE_ROW_RULES = ("typical", "typical-argmax", "top-k", "ensemble", "ensemble-within", "optimal")
+"""Rules for `whole_row_rule`."""
 
 
 def drafted_position(p: np.ndarray, q: np.ndarray, rule: str, budget: float) -> dict[str, np.ndarray]:
@@ -93,11 +142,20 @@ def drafted_position(p: np.ndarray, q: np.ndarray, rule: str, budget: float) -> 
         p: `[vocab]`, the draft's distribution, one-hot for a draft without probabilities.
         q: `[vocab]`, the verifier's.
         rule: its name.
-        budget: delta, or the factor of lenience.
+        budget: delta, or the rule's own parameter.
 
     Returns:
         By origin (lossless, delta, recovered), the probability of emitting each token that way, `[vocab]`.
     """
+    if rule in WHOLE_ROW_RULES:
+        phi, recovery = whole_row_rule(p, q, rule, budget)
+        lossless = np.minimum(p * phi, np.minimum(p, q))
+        recovered = (p * (1 - phi)).sum() * recovery
+        return {
+            "lossless": lossless,
+            "delta": p * phi - lossless,
+            "recovered": np.where(recovered > 1e-14, recovered, 0),
+        }
     gamma = raised(q, rule, budget)
     accepted = np.minimum(p, gamma)
     lossless = np.minimum(p, q)
@@ -187,8 +245,8 @@ def exact_law(
         verifier: the verifier's distributions.
         drafter: what is drafted.
         new_tokens: how many tokens are generated.
-        rule: "speculative", "cactus", "cactus-exact" or "lenience".
-        budget: delta, or the factor of lenience.
+        rule: its name.
+        budget: delta, or the rule's own parameter.
     """
     finished: dict[Outcome, float] = defaultdict(float)
     # Outcomes so far that a round starts from, by length: a round only makes them longer.

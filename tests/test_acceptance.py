@@ -140,7 +140,7 @@ def test_divergence_and_the_budget(delta):
     verifier = Rows.from_probs(torch.stack([q, 1 - q], -1)[None])
     drafted = torch.zeros(1, 500, dtype=torch.long)
     for rule in (Cactus(delta), CactusExact(delta)):
-        spent = rule.divergence(drafted, verifier)[0]
+        spent = rule.divergence(drafted, verifier, None)[0]
         gamma = rule.gamma(q)
         expected = [divergence(min(g, 1.0), x) for g, x in zip(gamma.tolist(), q.tolist(), strict=True)]
         np.testing.assert_allclose(spent.numpy(), expected, atol=1e-9)
@@ -148,13 +148,13 @@ def test_divergence_and_the_budget(delta):
         assert bool((spent[kept] <= delta + 1e-9).all())
         assert bool((spent <= 2 * delta + 1e-9).all())
     # The closed form does overspend while it can at all, KL(h || q) <= -log q_n: the second bound is needed.
-    assert (Cactus(delta).divergence(drafted, verifier).max() > delta) == (delta < 1.25)
+    assert (Cactus(delta).divergence(drafted, verifier, None).max() > delta) == (delta < 1.25)
 
 
 @every_rule
 def test_no_budget_no_divergence(rule):
     q = torch.rand(1, 4, 9)
-    spent = rule.divergence(torch.randint(9, (1, 4)), Rows.from_probs(q))
+    spent = rule.divergence(torch.randint(9, (1, 4)), Rows.from_probs(q), None)
     lossless = isinstance(rule, Speculative) or getattr(rule, "delta", 1) == 0 or getattr(rule, "factor", 2) == 1
     assert bool((spent == 0).all()) == lossless
 
@@ -213,13 +213,13 @@ def test_one_parameter_per_sequence(rule_class):
     drafted = torch.randint(6, (3, 4), generator=generator)
     last = drafted[:, -1], q[:, -1].softmax(-1), p[:, -1].softmax(-1)
     phi = per_row.acceptance_probability(drafted, Rows(q), Rows(p))
-    spent = per_row.divergence(drafted, Rows(q))
+    spent = per_row.divergence(drafted, Rows(q), Rows(p))
     weights = per_row.recovery_weights(*last)
     for row, parameter in enumerate(parameters):
         one = slice(row, row + 1)
         alone = rule_class(parameter)
         assert torch.equal(phi[one], alone.acceptance_probability(drafted[one], Rows(q[one]), Rows(p[one])))
-        assert torch.equal(spent[one], alone.divergence(drafted[one], Rows(q[one])))
+        assert torch.equal(spent[one], alone.divergence(drafted[one], Rows(q[one]), Rows(p[one])))
         assert torch.equal(weights[one], alone.recovery_weights(*(x[one] for x in last)))
 
     kept = torch.tensor([2, 0])

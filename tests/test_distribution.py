@@ -31,6 +31,8 @@ from reference import (
 )
 from transformers_cactus import Cactus, CactusExact, Lenience, Speculative, effective_distribution
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*can emit tokens that the verifier excludes:UserWarning")
+
 SAMPLES = {"stock": 150, "fast": 3000}
 """Texts of a sample. The stock engine makes one per call, in about 25 ms of processor time."""
 
@@ -67,13 +69,31 @@ ORIGIN_VIEWS = {
 VIEWS = TOKEN_VIEWS | ORIGIN_VIEWS
 
 
+OPTION = {
+    "lenience": "cactus_factor",
+    "ensemble": "cactus_ensemble_weight",
+    "ensemble-within": "cactus_ensemble_weight",
+    "optimal": "cactus_multiplier",
+    "top-k": "cactus_top_k",
+    "typical": "cactus_posterior_threshold",
+    "typical-argmax": "cactus_posterior_threshold",
+}
+"""By rule, the option that takes its parameter, where that is not `cactus_delta`."""
+
+VARIANT = {
+    "ensemble-within": {"cactus_rule": "ensemble", "cactus_within_support": True},
+    "typical-argmax": {"cactus_rule": "typical", "cactus_recovery_from": "argmax"},
+}
+"""Options of rules that `generate` has under another name."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A call of `generate`, as far as its law depends on it."""
 
     rule: str
     budget: float = 0.0
-    """`cactus_delta`, or `cactus_factor` of lenience."""
+    """`cactus_delta`, or the option in `OPTION`."""
     draft: str = "negated"
     """A kind of `draft_model`, or "look-up"."""
     block: int = 2
@@ -100,7 +120,8 @@ class Case:
             "cactus_rule": self.rule,
         }
         if self.rule != "speculative":
-            options["cactus_factor" if self.rule == "lenience" else "cactus_delta"] = self.budget
+            options[OPTION.get(self.rule, "cactus_delta")] = self.budget
+        options |= VARIANT.get(self.rule, {})
         if self.draft == "look-up":
             return options | {"prompt_lookup_num_tokens": self.block}
         return options | {
@@ -264,10 +285,47 @@ SWAPPED = Case("cactus", 0.5, "swapped", block=3, new_tokens=4)
 CONTRARY = Case("cactus", 1.0, "contrary")
 LOSSLESS, CACTUS, EXACT, LENIENCE = EACH_RULE
 
-QUICK = {"stock": [LOSSLESS, CACTUS, WARPED, LOOK_UP], "fast": [*EACH_RULE, WARPED, LOOK_UP, SWAPPED, CONTRARY]}
+CUT = Sampling(top_k=5)
+OPTIMAL = Case("optimal", 3.0)
+ENSEMBLE = Case("ensemble", 0.5, sampling=CUT)
+WITHIN = Case("ensemble-within", 0.5, sampling=CUT)
+TYPICAL = Case("typical", 0.2, "other")
+ARGMAX = Case("typical-argmax", 0.2, "other")
+TOP_K = Case("top-k", 3, "other")
+CHI_SQUARE = Case("chi-square", 0.5)
+TOTAL_VARIATION = Case("total-variation", 0.3)
+REVERSE_KL = Case("reverse-kl", 0.4)
+HELLINGER = Case("squared-hellinger", 0.05)
+JENSEN_SHANNON = Case("jensen-shannon", 0.1)
+OTHER_RULES = [
+    OPTIMAL,
+    ENSEMBLE,
+    WITHIN,
+    TYPICAL,
+    ARGMAX,
+    TOP_K,
+    CHI_SQUARE,
+    TOTAL_VARIATION,
+    REVERSE_KL,
+    HELLINGER,
+    JENSEN_SHANNON,
+]
+"""One case per rule that is not the paper's."""
+
+QUICK = {
+    "stock": [LOSSLESS, CACTUS, OPTIMAL, WARPED, LOOK_UP],
+    "fast": [*EACH_RULE, *OTHER_RULES, WARPED, LOOK_UP, SWAPPED, CONTRARY],
+}
 """By engine, every rule and every kind of draft."""
 
 LONG = [
+    *OTHER_RULES,
+    *(
+        Case(rule, budget, "look-up", new_tokens=4)
+        for rule, budget in (("optimal", 1.0), ("typical", 0.2), ("top-k", 3))
+    ),
+    Case("ensemble-within", 0.3, "look-up", new_tokens=4),
+    Case("optimal", 0.7, "other", block=3, new_tokens=4, sampling=Sampling(0.6, top_k=6, top_p=0.95)),
     EXACT,
     LENIENCE,
     Case("cactus", 0.0),
@@ -308,9 +366,20 @@ TOLD_APART = {
         (LOSSLESS, EXACT),
         (CACTUS, LOSSLESS),
         (LOOK_UP, replace(LOOK_UP, rule="speculative")),
+        (OPTIMAL, replace(OPTIMAL, rule="speculative")),
     ],
     "fast": [
         *((case, other) for case in EACH_RULE for other in EACH_RULE if case != other),
+        *((case, replace(case, rule="speculative")) for case in OTHER_RULES),
+        (ENSEMBLE, WITHIN),
+        (WITHIN, ENSEMBLE),
+        (TYPICAL, ARGMAX),
+        (ARGMAX, TYPICAL),
+        (TOP_K, replace(TOP_K, budget=4)),
+        (OPTIMAL, replace(OPTIMAL, budget=0.5)),
+        (TOTAL_VARIATION, replace(TOTAL_VARIATION, budget=0.15)),
+        (HELLINGER, REVERSE_KL),
+        (JENSEN_SHANNON, CHI_SQUARE),
         (WARPED, replace(WARPED, rule="speculative")),
         (WARPED, replace(WARPED, block=1)),
         (LOOK_UP, replace(LOOK_UP, rule="cactus-exact", budget=0.3)),
@@ -326,6 +395,27 @@ TOLD_APART = {
 )
 def test_texts_of_one_rule_do_not_pass_for_those_of_another(engine, case, other):
     does_not_fit(sample(case, engine, SAMPLES[engine]), law(other, engine))
+
+
+@pytest.mark.skipif(not hasattr(transformers.GenerationConfig(), "assistant_ensemble_weight"), reason="newer releases")
+def test_ensemble_has_the_law_of_transformers_own():
+    # Both against the exact law: the rule above, and transformers' option here.
+    options = {name: value for name, value in ENSEMBLE.options().items() if not name.startswith("cactus_")}
+    draft = copy.deepcopy(options.pop("assistant_model"))
+    for name in ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"):
+        setattr(draft.generation_config, name, options.pop(name))
+    verifier = verifier_model(ENSEMBLE.vocab)
+    texts = []
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        for _ in range(SAMPLES["stock"]):
+            output = verifier.generate(
+                torch.tensor([PROMPT]), assistant_model=draft, assistant_ensemble_weight=ENSEMBLE.budget, **options
+            )
+            texts.append(((*output[0, len(PROMPT) :].tolist(),), ()))
+    values = p_values(texts, law(ENSEMBLE, "stock"), TOKEN_VIEWS)
+    assert min(values.values()) > chi_square.ALPHA, values
+    does_not_fit(texts, law(replace(ENSEMBLE, rule="speculative"), "stock"))
 
 
 @pytest.mark.parametrize(("engine", "n"), [("fast", 3000), pytest.param("stock", 1500, marks=pytest.mark.slow)])

@@ -13,7 +13,22 @@ from transformers import GenerationConfig
 
 import tiny_models
 import transformers_cactus
-from transformers_cactus import Cactus, CactusExact, Lenience, Origin, Speculative
+from transformers_cactus import (
+    Cactus,
+    CactusExact,
+    ChiSquare,
+    Ensemble,
+    JensenShannon,
+    Lenience,
+    Optimal,
+    Origin,
+    ReverseKL,
+    Speculative,
+    SquaredHellinger,
+    TopK,
+    TotalVariation,
+    Typical,
+)
 
 PROMPT = torch.tensor([[5, 17, 33, 8, 64, 21]])
 COMMON = {
@@ -75,6 +90,27 @@ def same(one, other):
         ({"cactus_rule": "speculative"}, Speculative()),
         ({"cactus_delta": [0.75]}, Cactus(0.75)),
         ({"cactus_delta": torch.tensor([0.75])}, Cactus(0.75)),
+        ({"cactus_rule": "chi-square", "cactus_delta": 0.5}, ChiSquare(0.5)),
+        ({"cactus_rule": "total-variation", "cactus_delta": 0.2}, TotalVariation(0.2)),
+        ({"cactus_rule": "reverse-kl", "cactus_delta": 0.5}, ReverseKL(0.5)),
+        ({"cactus_rule": "squared-hellinger", "cactus_delta": 0.1}, SquaredHellinger(0.1)),
+        ({"cactus_rule": "jensen-shannon", "cactus_delta": 0.1}, JensenShannon(0.1)),
+        ({"cactus_rule": "typical"}, Typical()),
+        (
+            {
+                "cactus_rule": "typical",
+                "cactus_posterior_threshold": 0.01,
+                "cactus_posterior_alpha": 0.1,
+                "cactus_recovery_from": "argmax",
+            },
+            Typical(0.01, 0.1, "argmax"),
+        ),
+        ({"cactus_rule": "top-k", "cactus_top_k": 30}, TopK(30)),
+        (
+            {"cactus_rule": "ensemble", "cactus_ensemble_weight": 0.4, "cactus_within_support": True},
+            Ensemble(0.4, within_support=True),
+        ),
+        ({"cactus_rule": "optimal", "cactus_multiplier": [2.0]}, Optimal(2.0)),
     ],
 )
 @pytest.mark.parametrize("engine", ["auto", "stock"])
@@ -146,6 +182,13 @@ NO_MODEL_RUNS = [
     ("unknown option unset", {"cactus_rul": None}, TypeError, "Did you mean 'cactus_rule'"),
     ("no factor", {"cactus_rule": "lenience"}, ValueError, "needs cactus_factor"),
     ("small factor", {"cactus_rule": "lenience", "cactus_factor": 0.5}, ValueError, "factor must be at least 1"),
+    ("no multiplier", {"cactus_rule": "optimal"}, ValueError, "needs cactus_multiplier"),
+    ("no weight", {"cactus_rule": "ensemble"}, ValueError, "needs cactus_ensemble_weight"),
+    ("large weight", {"cactus_rule": "ensemble", "cactus_ensemble_weight": 2}, ValueError, "between 0 and 1"),
+    ("no k", {"cactus_rule": "top-k"}, ValueError, "needs cactus_top_k"),
+    ("many k", {"cactus_rule": "top-k", "cactus_top_k": [3]}, TypeError, "k must be a whole number"),
+    ("recovery", {"cactus_rule": "typical", "cactus_recovery_from": "mode"}, ValueError, "'sample', 'argmax'"),
+    ("threshold", {"cactus_rule": "typical", "cactus_posterior_threshold": 9}, ValueError, "between 0 and 1"),
     ("no delta", {"cactus_rule": "cactus-exact"}, ValueError, "needs cactus_delta"),
     ("both", {"cactus_rule": Cactus(0.5), "cactus_delta": 0.5}, ValueError, "already carries its parameters"),
     ("beams", {"cactus_delta": 0.5, "num_beams": 3}, ValueError, "num_beams=1, got 3"),
@@ -219,6 +262,17 @@ def test_one_warning_for_an_option_that_the_rule_does_not_take(verifier, draft):
     with pytest.warns(UserWarning) as recorded:
         run(verifier, assistant_model=draft, cactus_rule="speculative", cactus_delta=0.75)
     assert only_warning(recorded) == "cactus_delta has no effect with cactus_rule='speculative'."
+
+
+@pytest.mark.parametrize("engine", ["auto", "stock"])
+def test_a_mixture_says_that_it_leaves_the_support(verifier, draft, engine):
+    options = {"assistant_model": draft, "cactus_rule": "ensemble", "cactus_ensemble_weight": 0.5}
+    with pytest.warns(UserWarning) as recorded:
+        run(verifier, **options, cactus_engine=engine)
+    assert "can emit tokens that the verifier excludes" in only_warning(recorded)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        run(verifier, **options, cactus_within_support=True, cactus_engine=engine)
 
 
 def test_one_warning_where_the_models_config_meets_a_call_without_a_draft(verifier):

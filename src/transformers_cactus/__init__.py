@@ -11,6 +11,19 @@ if TYPE_CHECKING:
     from .integration import disable, enable, enabled, generate
     from .logits_process import CactusLogitsProcessor
     from .outputs import AcceptanceStatistics, Origin, SequenceStatistics
+    from .pipelines import pipeline
+    from .rules import (
+        ChiSquare,
+        Ensemble,
+        FDivergence,
+        JensenShannon,
+        Optimal,
+        ReverseKL,
+        SquaredHellinger,
+        TopK,
+        TotalVariation,
+        Typical,
+    )
     from .verification import Verification, verify
 
 _MODULES = {
@@ -19,6 +32,19 @@ _MODULES = {
     "integration": ("disable", "enable", "enabled", "generate"),
     "logits_process": ("CactusLogitsProcessor",),
     "outputs": ("AcceptanceStatistics", "Origin", "SequenceStatistics"),
+    "pipelines": ("pipeline",),
+    "rules": (
+        "ChiSquare",
+        "Ensemble",
+        "FDivergence",
+        "JensenShannon",
+        "Optimal",
+        "ReverseKL",
+        "SquaredHellinger",
+        "TopK",
+        "TotalVariation",
+        "Typical",
+    ),
     "verification": ("Verification", "verify"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
@@ -29,11 +55,21 @@ __all__ = [
     "Cactus",
     "CactusExact",
     "CactusLogitsProcessor",
+    "ChiSquare",
+    "Ensemble",
+    "FDivergence",
     "GammaRule",
+    "JensenShannon",
     "Lenience",
+    "Optimal",
     "Origin",
+    "ReverseKL",
     "SequenceStatistics",
     "Speculative",
+    "SquaredHellinger",
+    "TopK",
+    "TotalVariation",
+    "Typical",
     "Verification",
     "__version__",
     "disable",
@@ -42,6 +78,7 @@ __all__ = [
     "enabled",
     "gamma_star",
     "generate",
+    "pipeline",
     "verify",
 ]
 

@@ -16,8 +16,6 @@ A draft without probabilities (prompt look-up, a greedy draft) is passed as `Non
 from __future__ import annotations
 
 import dataclasses
-import math
-import numbers
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -27,6 +25,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from .budget import closed_form_gamma, exact_gamma, two_point_kl
+from .parameters import check_parameter, per_sequence
 from .rows import Rows
 
 RuleT = TypeVar("RuleT", bound="AcceptanceRule")
@@ -66,12 +65,30 @@ class AcceptanceRule(ABC):
         """
 
     @abstractmethod
-    def divergence(self, tokens: Tensor, verifier: Rows) -> Tensor:
+    def divergence(self, tokens: Tensor, verifier: Rows, draft: Rows | None) -> Tensor:
         """`KL(h || q)` in nats at every position, `[batch, block]`. Arguments as in `acceptance_probability`."""
+
+    def target(self, verifier_probs: Tensor, draft_probs: Tensor) -> Tensor | None:
+        """`h`, for rules whose `h` does not depend on the drafted token; `None` for the others.
+
+        Args:
+            verifier_probs (`torch.Tensor` of shape `[batch, ..., vocab]`): `q`.
+            draft_probs (`torch.Tensor` of shape `[batch, ..., vocab]`): `p`. May sum to less than 1, where the draft
+                gives the rest to tokens that the verifier lacks.
+
+        Returns:
+            `torch.Tensor` of shape `[batch, ..., vocab]`, which sums to 1 along the last dimension.
+        """
+        return None
 
     @property
     def is_lossless(self) -> bool:
         """Whether the rule is known to emit the verifier's own distribution, so that nothing is given up by it."""
+        return False
+
+    @property
+    def leaves_support(self) -> bool:
+        """Whether the rule can emit a token to which the verifier gives probability 0."""
         return False
 
     @property
@@ -139,7 +156,7 @@ class GammaRule(AcceptanceRule):
         return torch.where(residual.sum(-1, keepdim=True) > 0, residual, fallback)
 
     @override
-    def divergence(self, tokens: Tensor, verifier: Rows) -> Tensor:
+    def divergence(self, tokens: Tensor, verifier: Rows, draft: Rows | None) -> Tensor:
         q_n = verifier.log_prob(tokens).exp()
         return two_point_kl(self.gamma(q_n), q_n)
 
@@ -157,13 +174,17 @@ class Speculative(GammaRule):
     def gamma(self, q_n: Tensor) -> Tensor:
         return q_n
 
+    @override
+    def target(self, verifier_probs: Tensor, draft_probs: Tensor) -> Tensor:
+        return verifier_probs
+
 
 @dataclass(frozen=True, eq=False)
 class BudgetRule(GammaRule):
-    """A rule whose `gamma` follows from a budget for `KL(h || q)`.
+    """A rule whose `gamma` follows from a budget for a divergence of `h` from `q`.
 
     Args:
-        delta (`float` or `torch.Tensor` of shape `[batch]`): The budget in nats, at least 0. 0 is lossless.
+        delta (`float` or `torch.Tensor` of shape `[batch]`): The budget, at least 0. 0 is lossless.
 
     Raises:
         ValueError: If `delta` is negative or NaN.
@@ -173,7 +194,7 @@ class BudgetRule(GammaRule):
     delta: float | Tensor
 
     def __post_init__(self) -> None:
-        check_parameter("delta", self.delta, minimum=0.0, unit="a budget in nats")
+        check_parameter("delta", self.delta, unit="a budget")
 
     @property
     @override
@@ -197,7 +218,7 @@ class Cactus(BudgetRule):
 
     @override
     def gamma(self, q_n: Tensor) -> Tensor:
-        return closed_form_gamma(q_n, _per_sequence(self.delta, q_n))
+        return closed_form_gamma(q_n, per_sequence(self.delta, q_n))
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +236,7 @@ class CactusExact(BudgetRule):
 
     @override
     def gamma(self, q_n: Tensor) -> Tensor:
-        return exact_gamma(q_n, _per_sequence(self.delta, q_n))
+        return exact_gamma(q_n, per_sequence(self.delta, q_n))
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,7 +263,7 @@ class Lenience(GammaRule):
 
     @override
     def gamma(self, q_n: Tensor) -> Tensor:
-        raised = (_per_sequence(self.factor, q_n) * q_n).clamp(max=1)
+        raised = (per_sequence(self.factor, q_n) * q_n).clamp(max=1)
         return torch.where((q_n <= 0) | (q_n >= 1), q_n, raised)
 
 
@@ -269,7 +290,7 @@ def gamma_star(q_n: Tensor | float, delta: Tensor | float, rule: str = "cactus")
     solvers = {"cactus": closed_form_gamma, "cactus-exact": exact_gamma, "speculative": lambda q, _: q}
     if rule not in solvers:
         raise ValueError(f"gamma_star knows the rules {', '.join(sorted(solvers))}, got rule={rule!r}.")
-    check_parameter("delta", delta, minimum=0.0, unit="a budget in nats", per_sequence=False)
+    check_parameter("delta", delta, unit="a budget in nats", per_sequence=False)
     numbers = not isinstance(q_n, Tensor) and not isinstance(delta, Tensor)
     probability = q_n if isinstance(q_n, Tensor) else torch.tensor(q_n, dtype=torch.float64)
     if not bool(((probability >= 0) & (probability <= 1)).all()):
@@ -279,31 +300,3 @@ def gamma_star(q_n: Tensor | float, delta: Tensor | float, rule: str = "cactus")
         probability, delta = torch.broadcast_tensors(probability, delta)
     gamma = solvers[rule](probability.to(torch.promote_types(probability.dtype, torch.float32)), delta)
     return gamma.item() if numbers else gamma
-
-
-def check_parameter(name: str, value: object, *, minimum: float, unit: str, per_sequence: bool = True) -> None:
-    """Raises a clear error unless `value` is a number, or a tensor of numbers, of at least `minimum`.
-
-    With `per_sequence`, a tensor holds at most one number per sequence.
-    """
-    if isinstance(value, Tensor):
-        if (per_sequence and value.ndim > 1) or value.is_complex() or value.dtype == torch.bool:
-            raise ValueError(
-                f"{name} must be a number or a tensor of shape [batch], got {value.dtype} {list(value.shape)}."
-            )
-        if not bool((value >= minimum).all()):
-            raise ValueError(f"every {name} must be at least {minimum:g} ({unit}), got {value.tolist()}.")
-        return
-    # numbers.Real: NumPy's scalars as well.
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number of at least {minimum:g} ({unit}), got {value!r}.")
-    if math.isnan(value) or float(value) < minimum:
-        raise ValueError(f"{name} must be at least {minimum:g} ({unit}), got {value!r}.")
-
-
-def _per_sequence(value: float | Tensor, like: Tensor) -> float | Tensor:
-    """A parameter in a shape that broadcasts against `[batch, ...]`."""
-    if not isinstance(value, Tensor):
-        return value
-    value = value.to(like.device)
-    return value.reshape(-1, *(1 for _ in range(like.ndim - 1))) if value.ndim else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import numbers
 import warnings
@@ -12,19 +13,49 @@ import torch
 from torch import Tensor
 
 from .acceptance import AcceptanceRule, Cactus, CactusExact, Lenience, Speculative
+from .rules import (
+    ChiSquare,
+    Ensemble,
+    JensenShannon,
+    Optimal,
+    ReverseKL,
+    SquaredHellinger,
+    TopK,
+    TotalVariation,
+    Typical,
+)
 
 RULES: dict[str, type[AcceptanceRule]] = {
     "cactus": Cactus,
     "cactus-exact": CactusExact,
+    "chi-square": ChiSquare,
+    "ensemble": Ensemble,
+    "jensen-shannon": JensenShannon,
     "lenience": Lenience,
+    "optimal": Optimal,
+    "reverse-kl": ReverseKL,
     "speculative": Speculative,
+    "squared-hellinger": SquaredHellinger,
+    "top-k": TopK,
+    "total-variation": TotalVariation,
+    "typical": Typical,
 }
 """Rules by the name that `cactus_rule` takes."""
 
-PARAMETERS: dict[str, str] = {"cactus_delta": "delta", "cactus_factor": "factor"}
+PARAMETERS: dict[str, str] = {
+    "cactus_delta": "delta",
+    "cactus_ensemble_weight": "weight",
+    "cactus_factor": "factor",
+    "cactus_multiplier": "multiplier",
+    "cactus_posterior_alpha": "posterior_alpha",
+    "cactus_posterior_threshold": "posterior_threshold",
+    "cactus_recovery_from": "recovery_from",
+    "cactus_top_k": "k",
+    "cactus_within_support": "within_support",
+}
 """Options that set a parameter of the rule, and that parameter's name."""
 
-OPTIONS = ("cactus_delta", "cactus_rule", "cactus_factor", "cactus_engine")
+OPTIONS = ("cactus_rule", "cactus_engine", *PARAMETERS)
 """Every option."""
 
 
@@ -80,13 +111,17 @@ def build_rule(options: Mapping[str, Any]) -> AcceptanceRule | None:
             f"cactus_rule must be one of {', '.join(map(repr, RULES))} or a rule object such as Cactus(0.75), got "
             f"{rule!r}.{hint}"
         )
-    takes = {option: name for option, name in PARAMETERS.items() if name in _fields(RULES[rule])}
-    missing = takes.keys() - options.keys()
+    fields = {field.name: field for field in dataclasses.fields(RULES[rule])}  # type: ignore[arg-type]
+    takes = {option: name for option, name in PARAMETERS.items() if name in fields}
+    missing = {
+        option for option, name in takes.items() if fields[name].default is dataclasses.MISSING
+    } - options.keys()
     if missing:
         raise ValueError(f"cactus_rule={rule!r} needs {_listed(missing)}.")
     for option in options.keys() - takes.keys():
         warnings.warn(f"{option} has no effect with cactus_rule={rule!r}.", UserWarning, stacklevel=4)
-    return RULES[rule](**{name: _numbers(option, options[option]) for option, name in takes.items()})
+    given = {name: _numbers(option, options[option]) for option, name in takes.items() if option in options}
+    return RULES[rule](**given)
 
 
 def warn_of_greedy(rule: AcceptanceRule) -> None:
@@ -101,6 +136,17 @@ def warn_of_greedy(rule: AcceptanceRule) -> None:
     )
 
 
+def warn_of_support(rule: AcceptanceRule) -> None:
+    """Says that a rule can emit what the verifier excludes."""
+    if rule.leaves_support:
+        warnings.warn(
+            f"{rule} can emit tokens that the verifier excludes (by top_k, top_p, bad words ...) and the draft does "
+            "not. within_support=True (cactus_within_support) keeps them out.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
 def warn_of_context(limit: int) -> None:
     """Says that the draft model has no positions left."""
     warnings.warn(
@@ -108,10 +154,6 @@ def warn_of_context(limit: int) -> None:
         UserWarning,
         stacklevel=2,
     )
-
-
-def _fields(rule: type[AcceptanceRule]) -> frozenset[str]:
-    return frozenset(getattr(rule, "__dataclass_fields__", ()))
 
 
 def _numbers(option: str, value: Any) -> Any:

@@ -196,12 +196,12 @@ class _FastLoop:
             lengths = torch.tensor(block.lengths, device=scores.device)
         if not self.do_sample:
             return verify_greedy(block.tokens, scores, block_lengths=lengths)
+        common: dict[str, Any] = {"block_lengths": lengths, "measure": self.counts}
         if kept is not None and can_restrict(self.rule):
-            normalized = block.normalized
             return verify_kept(
-                block.tokens, scores, block.scores, self.rule, kept, normalized=normalized, block_lengths=lengths
+                block.tokens, scores, block.scores, self.rule, kept, normalized=block.normalized, **common
             )
-        return verify(block.tokens, scores, block.scores, self.rule, block_lengths=lengths)
+        return verify(block.tokens, scores, block.scores, self.rule, **common)
 
     # 4. Bring the outcome to the host, and cut it where a row ends.
     def _accept(
@@ -209,7 +209,7 @@ class _FastLoop:
     ) -> tuple[list[list[int]], list[bool]]:
         sequences, size = self.sequences, block.tokens.shape[1]
         columns = [outcome.accepted[:, None], outcome.next_token[:, None], outcome.invalid[:, None], block.tokens]
-        if self.counts and size:
+        if outcome.accepted_losslessly is not None and outcome.divergence is not None:
             columns += [outcome.accepted_losslessly, outcome.divergence]
         # float64 holds token ids exactly, so one transfer takes everything.
         table = torch.cat([column.double() for column in columns], dim=1).tolist()

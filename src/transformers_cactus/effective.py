@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .acceptance import AcceptanceRule, GammaRule
 from .rows import Rows
+from .rules.threshold import ThresholdRule
 
 
 def effective_distribution(p: Tensor, q: Tensor, rule: AcceptanceRule, *, method: str = "auto") -> Tensor:
@@ -25,8 +26,9 @@ def effective_distribution(p: Tensor, q: Tensor, rule: AcceptanceRule, *, method
         rule ([`AcceptanceRule`]): The rule. With a parameter of shape `[batch]`, `p` and `q` are `[batch, vocab]`.
         method (`str`, *optional*, defaults to `"auto"`):
             `"definition"` sums over every drafted token, O(vocab^2), for any rule. `"sorted"` sorts the tokens by
-            `p / q`, O(vocab log vocab), for rules that raise the drafted token only. `"auto"` takes `"sorted"` where
-            it can.
+            `p / q`, O(vocab log vocab), for rules that raise the drafted token only. `"auto"` takes what is fastest:
+            `h` itself where it does not depend on the drafted token, one sum where the recovery does not, else
+            `"sorted"`; `"definition"` for rules of your own that are none of these.
 
     Returns:
         `torch.Tensor` of shape `[..., vocab]` in float64.
@@ -52,6 +54,11 @@ def effective_distribution(p: Tensor, q: Tensor, rule: AcceptanceRule, *, method
     # Probabilities that come from float32 sum to 1 only within its rounding.
     draft, verifier = draft / draft.sum(-1, keepdim=True), verifier / verifier.sum(-1, keepdim=True)
     if method == "auto":
+        target = rule.target(verifier, draft)
+        if target is not None:
+            return target.reshape(p.shape)
+        if isinstance(rule, ThresholdRule):
+            return rule.emitted(verifier, draft).reshape(p.shape)
         method = "sorted" if isinstance(rule, GammaRule) else "definition"
     if method == "definition":
         return _by_definition(draft, verifier, rule).reshape(p.shape)

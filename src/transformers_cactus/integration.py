@@ -13,11 +13,10 @@ from typing import Any
 
 from transformers import GenerationMixin, PreTrainedModel
 
-from .configuration import build_rule, options_of, pop_options
-from .decoding import fast_decoding
+from . import _compat
+from .configuration import build_rule, options_of, pop_options, warn_of_support
 from .engines import run
 from .settings import CallSettings
-from .stock import stock_decoding
 
 
 def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
@@ -29,10 +28,21 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
             (`assistant_model`, `prompt_lookup_num_tokens`, `assistant_early_exit` ...), and:
         cactus_delta (`float`, `list` or `torch.Tensor` of shape `[batch]`, *optional*): Budget in nats for raising a
             drafted token's probability, at least 0; one for all sequences or one for each. 0 is lossless speculative
-            sampling. `None` turns off what the generation config says.
-        cactus_rule (`str` or [`AcceptanceRule`], *optional*, defaults to `"cactus"`): `"cactus"`, `"cactus-exact"`,
-            `"lenience"`, `"speculative"`, or a rule object.
-        cactus_factor (`float`, *optional*): The factor of `"lenience"`, at least 1.
+            sampling. `None` turns off what the generation config says. In the divergence's own unit with
+            `"chi-square"`, `"total-variation"` and `"squared-hellinger"`.
+        cactus_rule (`str` or [`AcceptanceRule`], *optional*, defaults to `"cactus"`): `"cactus"` ([`Cactus`]),
+            `"cactus-exact"`, `"chi-square"`, `"ensemble"`, `"jensen-shannon"`, `"lenience"`, `"optimal"`,
+            `"reverse-kl"`, `"speculative"`, `"squared-hellinger"`, `"top-k"`, `"total-variation"`, `"typical"`, or a
+            rule object. The parameters below are those of the rules' classes; each is for one rule.
+        cactus_factor (`float`, *optional*): [`Lenience`]: at least 1.
+        cactus_multiplier (`float`, *optional*): [`Optimal`]: nats per unit of acceptance probability, at least 0.
+        cactus_ensemble_weight (`float`, *optional*): [`Ensemble`]: the verifier's share, in [0, 1].
+        cactus_within_support (`bool`, *optional*, defaults to `False`): [`Ensemble`]: emit nothing that the verifier
+            excludes.
+        cactus_posterior_threshold (`float`, *optional*, defaults to 0.09): [`Typical`]: a probability.
+        cactus_posterior_alpha (`float`, *optional*, defaults to 0.3): [`Typical`]: factor of `exp(-entropy)`.
+        cactus_recovery_from (`str`, *optional*, defaults to `"sample"`): [`Typical`]: `"sample"` or `"argmax"`.
+        cactus_top_k (`int`, *optional*): [`TopK`]: how many of the verifier's most probable tokens are kept.
         cactus_engine (`str`, *optional*, defaults to `"auto"`): `"fast"` for this package's own decoding loop, for
             decoder-only models and batches; `"stock"` for transformers' assisted decoding loop, for every model and
             draft that it knows, one sequence at a time; `"auto"` for the first that can run the call.
@@ -53,10 +63,32 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         print(output.acceptance)
         ```
     """
+    model = _compat.uncompiled(model)
     attribute: Any = model.__dict__.get("generate")
     if _is_enabled(model):
         attribute = attribute._cactus_previous
     return _call(model, attribute or _class_original(model), args, kwargs)
+
+
+def generate_for_repository(
+    model: PreTrainedModel, find_draft: Callable[[], PreTrainedModel | None], *args: Any, **kwargs: Any
+) -> Any:
+    """[`generate`] for a model whose `generate` attribute is the caller itself.
+
+    Args:
+        model (`PreTrainedModel`): The verifier.
+        find_draft (callable): Returns a draft, or `None`, for a call that has cactus options and no draft.
+        *args, **kwargs: As for [`generate`].
+
+    Returns:
+        As [`generate`].
+    """
+    parameters = inspect.signature(GenerationMixin.generate).parameters.keys() - {"self", "kwargs", "custom_generate"}
+    # `generate(custom_generate=...)` passes on every parameter of its own. It may have been called by a model's own
+    # `generate`, such as Whisper's, which must not run a second time.
+    called_by_generate = parameters <= kwargs.keys()
+    original = _original(GenerationMixin, model) if called_by_generate else _class_original(model)
+    return _call(model, original, args, kwargs, find_draft)
 
 
 def enable(model: PreTrainedModel | None = None) -> None:
@@ -77,6 +109,7 @@ def enable(model: PreTrainedModel | None = None) -> None:
             if not _is_enabled(None):
                 GenerationMixin.generate = _class_generate(GenerationMixin.generate)
             return
+        model = _compat.uncompiled(model)
         if not callable(getattr(model, "generate", None)):
             raise TypeError(f"enable() needs a model that has generate(), got {type(model).__name__}.")
         if not _is_enabled(model):
@@ -95,6 +128,7 @@ def disable(model: PreTrainedModel | None = None) -> None:
             if original is not None:
                 GenerationMixin.generate = original
             return
+        model = _compat.uncompiled(model)
         if not _is_enabled(model):
             return
         previous = model.__dict__.pop("generate")._cactus_previous
@@ -112,7 +146,7 @@ def enabled(model: PreTrainedModel | None = None) -> Iterator[PreTrainedModel | 
     Yields:
         `model`.
     """
-    before = _is_enabled(model)
+    before = _is_enabled(None if model is None else _compat.uncompiled(model))
     enable(model)
     try:
         yield model
@@ -152,11 +186,21 @@ def _class_generate(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _class_original(model: PreTrainedModel) -> Callable[..., Any]:
     """The `generate` of the model's class, without what `enable()` put in its place."""
-    method = type(model).generate
+    return _original(type(model), model)
+
+
+def _original(owner: type[GenerationMixin], model: PreTrainedModel) -> Callable[..., Any]:
+    method = owner.generate
     return functools.partial(getattr(method, "_cactus_original", method), model)
 
 
-def _call(model: PreTrainedModel, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call(
+    model: PreTrainedModel,
+    original: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    find_draft: Callable[[], PreTrainedModel | None] = lambda: None,
+) -> Any:
     """Runs one call: the original `generate`, with our decoding method in it where the options ask for it."""
     given = pop_options(kwargs)
     call = _by_name(original, args, kwargs)
@@ -165,10 +209,13 @@ def _call(model: PreTrainedModel, original: Callable[..., Any], args: tuple[Any,
         # A draft model's own call, or the inner call of a model that is enabled twice.
         return original(*args, **kwargs)
     options = {**options_of(model.generation_config), **options_of(config), **given}
-    rule = None if given.get("cactus_delta", 0) is None else build_rule(options)
+    decisive = given or options_of(config)
+    rule = None if decisive.get("cactus_delta", 0) is None else build_rule(options)
     if rule is None:
         return original(*args, **kwargs)
     setting = CallSettings(model, call, options.get("cactus_engine") or "auto")
+    if not setting.has_draft():
+        setting.call["assistant_model"] = find_draft()
     if not setting.has_draft() and not given and not options_of(config):
         warnings.warn(
             "the model's generation_config has cactus options, but this call has no draft: they have no effect.",
@@ -177,6 +224,7 @@ def _call(model: PreTrainedModel, original: Callable[..., Any], args: tuple[Any,
         )
         return original(*args, **kwargs)
     setting.check()
+    warn_of_support(rule)
     return run(setting, original, rule)
 
 
@@ -195,4 +243,5 @@ def _by_name(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _is_ours(decoding: Any) -> bool:
-    return isinstance(decoding, functools.partial) and decoding.func in (stock_decoding, fast_decoding)
+    # By its argument, not by the function: a repository may bring another copy of this package's modules.
+    return isinstance(decoding, functools.partial) and "cactus_call" in decoding.keywords

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import CandidateGenerator
 
-from .acceptance import AcceptanceRule
+from .acceptance import AcceptanceRule, Speculative
 from .outputs import SequenceStatistics
 from .rows import Rows
 from .streaming import TokenByToken
@@ -146,8 +146,11 @@ class CactusLogitsProcessor(LogitsProcessor):
         draft = None if draft_scores is None or drafted is None else Rows(draft_scores)
         uniforms = torch.rand(1, 2, device=scores.device)
         if drafted is not None:
-            accept, lossless = accept_tokens(drafted[:, None], verifier, draft, self.rule, uniforms[:, :1])
-            self._divergence.append(self.rule.divergence(drafted[:, None], verifier).item())
+            accept, lossless = (
+                accept_tokens(drafted[:, None], verifier, draft, rule, uniforms[:, :1])
+                for rule in (self.rule, Speculative())
+            )
+            self._divergence.append(self.rule.divergence(drafted[:, None], verifier, draft).item())
             if bool(accept):
                 self._lossless.append(bool(lossless))
                 return drafted

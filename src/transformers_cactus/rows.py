@@ -12,7 +12,8 @@ class Rows:
     """One distribution per position, given by scores that are log-probabilities up to a constant per row.
 
     A model's processed logits are such scores, and so are exact log-probabilities. Nothing of the size of `scores` is
-    computed or kept: a rule asks for the probability of one token per position, or for one whole row per sequence.
+    computed unless it is asked for, and nothing is kept: most rules ask for the probability of one token per position,
+    and for one whole row per sequence.
 
     Args:
         scores (`torch.Tensor` of shape `[batch, block, vocab]`):
@@ -59,9 +60,24 @@ class Rows:
             `torch.Tensor` of shape `[batch, vocab]`: Probabilities. A row that is no distribution comes back as NaN.
         """
         rows = self.scores[torch.arange(len(positions), device=positions.device), positions].to(self.dtype)
-        probs = rows.softmax(dim=-1)
-        if vocab is None or vocab == probs.shape[-1]:
-            return probs
-        if vocab < probs.shape[-1]:
-            return probs[:, :vocab]
-        return torch.nn.functional.pad(probs, (0, vocab - probs.shape[-1]))
+        return _resized(rows.softmax(dim=-1), vocab)
+
+    def probs(self, vocab: int | None = None) -> Tensor:
+        """All rows, for rules that cannot do with less.
+
+        Args:
+            vocab (`int`, *optional*): Cut or pad the rows with zeros to this many tokens.
+
+        Returns:
+            `torch.Tensor` of shape `[batch, block, vocab]`: Probabilities. A row that is no distribution comes back as
+            NaN.
+        """
+        return _resized(self.scores.to(self.dtype).softmax(dim=-1), vocab)
+
+
+def _resized(probs: Tensor, vocab: int | None) -> Tensor:
+    if vocab is None or vocab == probs.shape[-1]:
+        return probs
+    if vocab < probs.shape[-1]:
+        return probs[..., :vocab]
+    return torch.nn.functional.pad(probs, (0, vocab - probs.shape[-1]))

@@ -31,7 +31,7 @@ class CallSettings:
 
     def __init__(self, model: PreTrainedModel, call: dict[str, Any], engine: str):
         self.model = model
-        self.call = call
+        self.call = _without_equal_tokenizer(call)
         self.engine = engine
 
     def __getitem__(self, name: str) -> Any:
@@ -150,11 +150,8 @@ class CallSettings:
                 f"assistant_early_exit must be a layer from 1 to {layers - 1}, got {self['assistant_early_exit']!r}."
             )
         tokenizers = self["tokenizer"], self["assistant_tokenizer"]
-        if tokenizers[1] is not None:
-            if draft is None or tokenizers[0] is None:
-                raise ValueError("assistant_tokenizer needs assistant_model and tokenizer=<the verifier's> beside it.")
-            if tokenizers[0] is tokenizers[1] or tokenizers[0].get_vocab() == tokenizers[1].get_vocab():
-                raise ValueError("the two models have the same tokenizer: leave out assistant_tokenizer.")
+        if tokenizers[1] is not None and (draft is None or tokenizers[0] is None):
+            raise ValueError("assistant_tokenizer needs assistant_model and tokenizer=<the verifier's> beside it.")
 
     def _check_vocabularies(self) -> None:
         draft = self["assistant_model"]
@@ -167,3 +164,14 @@ class CallSettings:
                 "tokenizer padded to different sizes. Pass tokenizer=<the verifier's> and assistant_tokenizer=<the "
                 "draft's>, or take a draft with the verifier's tokenizer."
             )
+
+
+def _without_equal_tokenizer(call: dict[str, Any]) -> dict[str, Any]:
+    """A call without `assistant_tokenizer` where that has the verifier's vocabulary.
+
+    transformers' pipelines pass it on whenever two models pad one vocabulary to different sizes.
+    """
+    vocabularies = [getattr(call.get(name), "get_vocab", None) for name in ("tokenizer", "assistant_tokenizer")]
+    if None in vocabularies or vocabularies[0]() != vocabularies[1]():  # type: ignore[misc]
+        return call
+    return {name: value for name, value in call.items() if name != "assistant_tokenizer"}

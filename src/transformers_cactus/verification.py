@@ -18,11 +18,11 @@ class Verification(NamedTuple):
     """Accepted drafted tokens of each sequence, `[batch]`: its accepted length, without the next token."""
     next_token: Tensor
     """The token after them, `[batch]`: a recovery token, or a bonus token where the whole block was accepted."""
-    accepted_losslessly: Tensor
+    accepted_losslessly: Tensor | None
     """Whether lossless speculative sampling would have accepted the token as well, given the same random number,
-    `[batch, block]`."""
-    divergence: Tensor
-    """`KL(h || q)` in nats at every drafted position, `[batch, block]`."""
+    `[batch, block]`; `None` where it was not asked for."""
+    divergence: Tensor | None
+    """`KL(h || q)` in nats at every drafted position, `[batch, block]`; `None` where it was not asked for."""
     invalid: Tensor
     """Per sequence, `[batch]`: 0, or 1 or 2 where the verifier's or the draft's scores at position `accepted` are NaN,
     infinite or all `-inf`. `next_token` then means nothing."""
@@ -59,12 +59,13 @@ def verify(
     *,
     block_lengths: Tensor | None = None,
     generator: torch.Generator | None = None,
+    measure: bool = True,
 ) -> Verification:
     """Verifies a drafted block: the acceptance, recovery and bonus steps of speculative sampling (paper, Algorithm 1).
 
     Scores are processed logits or log-probabilities: any constant per row cancels. The acceptance step reads two
-    scores and a log-sum-exp per position; one whole row per sequence is read for the next token. Nothing waits for the
-    device.
+    scores and a log-sum-exp per position for rules that raise one token, and whole rows for others; one whole row per
+    sequence is read for the next token. Nothing waits for the device.
 
     Args:
         draft_tokens (`torch.LongTensor` of shape `[batch, block]`): The drafted tokens.
@@ -77,6 +78,8 @@ def verify(
         block_lengths (`torch.LongTensor` of shape `[batch]`, *optional*): Drafted tokens of each sequence, where they
             differ; what lies beyond is not read.
         generator (`torch.Generator`, *optional*): Source of randomness, on the device of the scores.
+        measure (`bool`, *optional*, defaults to `True`): Whether to compute `accepted_losslessly` and `divergence`.
+            The latter reads whole rows where the rule does.
 
     Returns:
         [`Verification`]. Call its `raise_if_invalid` unless the scores are known to be finite.
@@ -102,19 +105,24 @@ def verify(
     uniforms = torch.rand(batch, block + 1, generator=generator, device=device, dtype=torch.float32)
     if block_lengths is None:
         block_lengths = torch.full((batch,), block, device=device)
+    accepted_losslessly: Tensor | None = None
+    divergence: Tensor | None = None
 
     if block:
         drafted = torch.arange(block, device=device) < block_lengths[:, None]
         # Whatever pads shorter blocks, a negative id for one, must not reach an index.
         draft_tokens = torch.where(drafted, draft_tokens, 0)
         verifier, draft = Rows(verifier_scores[:, :block]), None if draft_scores is None else Rows(draft_scores)
-        accept, accepted_losslessly = accept_tokens(draft_tokens, verifier, draft, rule, uniforms[:, :block])
-        divergence = rule.divergence(draft_tokens, verifier)
+        accept = accept_tokens(draft_tokens, verifier, draft, rule, uniforms[:, :block])
         accepted = (accept & drafted).long().cumprod(-1).sum(-1)
+        if measure:
+            accepted_losslessly = accept_tokens(draft_tokens, verifier, draft, Speculative(), uniforms[:, :block])
+            divergence = rule.divergence(draft_tokens, verifier, draft)
     else:
-        accepted_losslessly = torch.zeros(batch, 0, dtype=torch.bool, device=device)
-        divergence = torch.zeros(batch, 0, device=device)
         accepted = torch.zeros(batch, dtype=torch.long, device=device)
+        if measure:
+            accepted_losslessly = torch.zeros(batch, 0, dtype=torch.bool, device=device)
+            divergence = torch.zeros(batch, 0, device=device)
 
     verifier_probs = Rows(verifier_scores).probs_at(accepted)
     invalid = verifier_probs[:, 0].isnan().long()
@@ -157,8 +165,8 @@ def verify_greedy(
 
 def accept_tokens(
     tokens: Tensor, verifier: Rows, draft: Rows | None, rule: AcceptanceRule, uniforms: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Whether the rule, and whether the lossless rule, accepts each drafted token for the given random numbers.
+) -> Tensor:
+    """Whether the rule accepts each drafted token for the given random numbers.
 
     Args:
         tokens (`torch.LongTensor` of shape `[batch, block]`): The drafted tokens.
@@ -168,12 +176,10 @@ def accept_tokens(
         uniforms (`torch.Tensor` of shape `[batch, block]`): Random numbers in [0, 1).
 
     Returns:
-        Two `torch.BoolTensor` of shape `[batch, block]`; `False` where the scores are no distribution.
+        `torch.BoolTensor` of shape `[batch, block]`; `False` where the scores are no distribution.
     """
     # Strictly below: a token of acceptance probability 0 must not pass on a random number of exactly 0.
-    accept = uniforms < rule.acceptance_probability(tokens, verifier, draft)
-    lossless = uniforms < Speculative().acceptance_probability(tokens, verifier, draft)
-    return accept, lossless
+    return uniforms < rule.acceptance_probability(tokens, verifier, draft)
 
 
 def sample(weights: Tensor, uniforms: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import demo_command, generate_command
+from . import demo_command, export_command, generate_command
 
 app = typer.Typer(
     name="transformers-cactus",
@@ -39,3 +39,4 @@ def _common(
 
 app.command(epilog=demo_command.EPILOG)(demo_command.demo)
 app.command(epilog=generate_command.EPILOG)(generate_command.generate)
+app.command(epilog=export_command.EPILOG)(export_command.export_hub)
