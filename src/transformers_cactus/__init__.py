@@ -7,6 +7,7 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .acceptance import AcceptanceRule, Cactus, CactusExact, GammaRule, Lenience, Speculative, gamma_star
+    from .adapters import without_adapter
     from .effective import effective_distribution
     from .integration import disable, enable, enabled, generate
     from .logits_process import CactusLogitsProcessor
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "acceptance": ("AcceptanceRule", "Cactus", "CactusExact", "GammaRule", "Lenience", "Speculative", "gamma_star"),
+    "adapters": ("without_adapter",),
     "effective": ("effective_distribution",),
     "integration": ("disable", "enable", "enabled", "generate"),
     "logits_process": ("CactusLogitsProcessor",),
@@ -80,6 +82,7 @@ __all__ = [
     "generate",
     "pipeline",
     "verify",
+    "without_adapter",
 ]
 
 

@@ -1,6 +1,6 @@
-"""Every private or version-dependent name of transformers that this package touches.
+"""Every private or version-dependent name of transformers and PEFT that this package touches.
 
-Checked against transformers 5.17.0 and 5.24.0.
+Checked against transformers 5.17.0 and 5.24.0, and PEFT 0.21.2.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
+import torch
 from transformers import (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
@@ -25,14 +26,39 @@ def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(forward).parameters)
 
 
+def uncompiled(model: Any) -> Any:
+    """Return the model inside what `torch.compile(model)` returns, whose `generate` is the inner model's."""
+    return getattr(model, "_orig_mod", model)
+
+
+def bare(model: Any) -> Any:
+    """Return the model inside the wrappers of `torch.compile` and PEFT, adapters included.
+
+    Not from a wrapper that adds virtual tokens to the prompt: there PEFT itself has no model to return that does.
+    """
+    model = uncompiled(model)
+    if not hasattr(type(model), "get_base_model") or model.active_peft_config.is_prompt_learning:
+        return model
+    return uncompiled(model.get_base_model())
+
+
 def forward_parameters(model: Any) -> frozenset[str]:
     """Return the names of the parameters of the model's forward."""
-    return _parameters(type(model).forward)
+    return _parameters(type(bare(model)).forward)
 
 
 def cache_argument(model: Any) -> str:
     """Return the name under which the model's forward takes its cache: `past_key_values` in 5.17, `cache` in 5.24."""
     return "cache" if "cache" in forward_parameters(model) else "past_key_values"
+
+
+def input_device(model: Any) -> torch.device:
+    """Return the device on which the model takes its inputs; weights that accelerate offloads are elsewhere."""
+    if model.device.type != "meta":
+        return model.device
+    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+    devices = (getattr(part, "execution_device", None) for hook in hooks for part in getattr(hook, "hooks", [hook]))
+    return torch.device(next((device for device in devices if device is not None), model.device))
 
 
 def text_config(model: Any) -> Any:
@@ -224,3 +250,19 @@ def decoder_only_output(*, cache: Any, **fields: Any) -> GenerateDecoderOnlyOutp
 def generate_parameters(model: Any) -> frozenset[str]:
     """Return the names of the parameters of the model's `generate`."""
     return _parameters(type(model).generate)
+
+
+def adapter_layers(model: Any) -> list[Any]:
+    """Return the layers of a model that PEFT has given adapters."""
+    return [module for module in model.modules() if hasattr(module, "_disable_adapters")]
+
+
+def adapter_is_off(layer: Any) -> bool:
+    """Whether a layer runs without its adapters."""
+    return bool(layer._disable_adapters)
+
+
+def switch_adapters(layers: list[Any], off: list[bool]) -> None:
+    """Run layers without, or with, their adapters. PEFT's own switch sets what is trainable as well."""
+    for layer, value in zip(layers, off, strict=True):
+        layer._disable_adapters = value

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers.generation import CandidateGenerator
 
+from ._compat import input_device
 from ._compat import vocab_size as vocab_size_of
 from .cache import RaggedCache
 from .inputs import forward_inputs, prefill
@@ -81,7 +82,7 @@ class ModelDrafter(Drafter):
         self.vocab_size = vocab_size
         self.do_sample = do_sample
         self.confidence_threshold = confidence_threshold
-        self.device = model.device
+        self.device = input_device(model)
         self.cache = RaggedCache(len(prompts), device=self.device)
         self._prompts: tuple[Tensor, list[int]] | None = (prompts, list(lengths))
         self._unfed: Tensor | None = None

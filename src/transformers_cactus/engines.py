@@ -139,7 +139,7 @@ def run_fast(setting: CallSettings, original: Generate, rule: AcceptanceRule) ->
     # `generate` would take the call for assisted decoding and refuse batches.
     _unset(setting, call, "prompt_lookup_num_tokens")
     decoding = functools.partial(fast_decoding, cactus_call=fast_call)
-    borrowed = _compat.unchanged_draft(setting["assistant_model"] or setting.model, setting["tokenizer"])
+    borrowed = _compat.unchanged_draft(setting.model if draft is None else draft, setting["tokenizer"])
     with borrowed if generator is not None else contextlib.nullcontext():
         return _finish(original(**call, custom_generate=decoding), fast_call)
 

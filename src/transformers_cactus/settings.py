@@ -30,7 +30,7 @@ class CallSettings:
     """
 
     def __init__(self, model: PreTrainedModel, call: dict[str, Any], engine: str):
-        self.model = model
+        self.model = _compat.bare(model)
         self.call = _without_equal_tokenizer(call)
         self.engine = engine
 

@@ -80,7 +80,7 @@ def stock_decoding(
         if shares_tokens:
             generator = DraftLimits(generator, _compat.vocab_size(draft), context_limit(draft))
         streamer = cactus_call.assisted.get("streamer")
-        return DraftRecorder(generator, processor, model.device, prompt_alone=prompt_alone, streamer=streamer)
+        return DraftRecorder(generator, processor, input_ids.device, prompt_alone=prompt_alone, streamer=streamer)
 
     draft = cactus_call.assisted.get("assistant_model")
     shares_tokens = draft is not None and cactus_call.assisted.get("assistant_tokenizer") is None

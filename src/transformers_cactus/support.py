@@ -4,6 +4,7 @@ from typing import Any
 
 from ._compat import (
     attention_implementation,
+    bare,
     forward_parameters,
     has_own_masks,
     is_heterogeneous,
@@ -29,6 +30,7 @@ def supports_ragged(model: Any, max_length: int | None = None) -> str | None:
     Returns:
         None where the model can, else the reason as a sentence.
     """
+    model = bare(model)
     config = text_config(model)
     name = type(model).__name__
     if model.config.is_encoder_decoder:
