@@ -17,7 +17,7 @@ def both(scores: torch.Tensor, k: int, p: float, keep: int = 1) -> tuple[torch.T
 @given(
     seed=st.integers(0, 2**31),
     rows=st.integers(1, 6),
-    vocab=st.sampled_from([3, 20, 31, 200, 4096]),
+    vocab=st.sampled_from([3, 20, 31, 200, 4096, 5000]),
     k=st.integers(1, 40),
     p=st.floats(0.05, 1.0),
     keep=st.integers(1, 4),
@@ -68,8 +68,8 @@ def test_the_list_of_tokens_holds_all_that_are_left(warpers):
     scores = expected = torch.randn(5, 300, generator=torch.Generator().manual_seed(0))
     for warper in separate:
         expected = warper(None, expected)
-    truncated, kept = joined.truncate(scores)
-    assert torch.equal(truncated, expected)
+    truncated, kept = joined.truncate(scores.clone())
+    torch.testing.assert_close(truncated, expected)
     assert kept.shape == (5, 9 + TIES)
     for row in range(5):
         left = set(expected[row].isfinite().nonzero()[:, 0].tolist())

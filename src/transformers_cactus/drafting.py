@@ -25,7 +25,8 @@ class Block(NamedTuple):
     tokens: Tensor
     """`[batch, block]`; what lies beyond a row's length means nothing."""
     scores: Tensor | None
-    """What the tokens were sampled from, `[batch, block, vocab]`; `None` for a draft without probabilities."""
+    """What the tokens were sampled from, `[batch, block, vocab]`; `None` for a draft without probabilities.
+    Overwritten by the next round's."""
     lengths: list[int]
     """Drafted tokens of each row."""
     normalized: bool = False
@@ -88,11 +89,12 @@ class ModelDrafter(Drafter):
         self._unfed: Tensor | None = None
         self._unfed_rows: list[bool] = []
         self._fed = 0
+        self._buffer: Tensor | None = None
 
     def propose(self, sequences: Sequences, count: int) -> Block:
         """See [`Drafter.propose`]."""
         device = sequences.last.device
-        tokens, scores = [], []
+        tokens = []
         lengths = [count] * sequences.batch_size
         normalized = False
         uniforms = torch.rand(count, sequences.batch_size, device=device) if self.do_sample else None
@@ -105,11 +107,11 @@ class ModelDrafter(Drafter):
                 token = processed.argmax(-1)
             elif kept is None:
                 token = sample(processed.softmax(-1), uniforms[step])
-                scores.append(processed)
+                self._scores(sequences, count)[:, step] = processed
             else:
                 log_probs = processed.gather(-1, kept).log_softmax(-1)
                 token = kept.gather(-1, sample(log_probs.exp(), uniforms[step])[:, None])[:, 0]
-                scores.append(processed.scatter_(-1, kept, log_probs))
+                self._scores(sequences, count)[:, step] = processed.scatter_(-1, kept, log_probs)
                 normalized = True
             tokens.append(token)
             if self.confidence_threshold > 0 and step + 1 < count:
@@ -126,8 +128,15 @@ class ModelDrafter(Drafter):
                 self._fed += 1
         self._unfed = token
         self._lengths = lengths
-        stacked = torch.stack(scores, dim=1) if scores else None
-        return Block(torch.stack(tokens, dim=1), stacked, lengths, normalized)
+        scores = self._scores(sequences, count)[:, : len(tokens)] if self.do_sample else None
+        return Block(torch.stack(tokens, dim=1), scores, lengths, normalized)
+
+    def _scores(self, sequences: Sequences, count: int) -> Tensor:
+        """Where a round's scores go, `[batch, count, vocab]`: the same memory in every round, which is large."""
+        batch, device = sequences.batch_size, sequences.last.device
+        if self._buffer is None or self._buffer.shape[0] < batch or self._buffer.shape[1] < count:
+            self._buffer = torch.empty(batch, count, self.vocab_size, device=device)
+        return self._buffer[:batch, :count]
 
     def _feed_unseen(self, sequences: Sequences) -> Tensor:
         """Feeds what the draft has not seen of each row, and returns the logits behind the row's last token."""

@@ -6,7 +6,8 @@ of a round outside the models. Behind top-k only k tokens are left, and what com
 
 from __future__ import annotations
 
-import numpy as np
+import math
+
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -16,7 +17,7 @@ TIES = 8
 
 
 class Truncation(LogitsProcessor):
-    """Up to three warpers in one, with their results: the same tokens stay, with the same scores.
+    """Up to three warpers in one, with their results: the same tokens stay, with the same scores up to rounding.
 
     Where more than `TIES` tokens tie with the k-th, and on devices other than the CPU, on which that test would wait
     for the device and sorting is fast, the warpers themselves run.
@@ -44,58 +45,67 @@ class Truncation(LogitsProcessor):
         Returns:
             `torch.Tensor` of shape `[rows, vocab]`.
         """
-        return self.truncate(scores)[0]
+        return self.truncate(scores.clone())[0]
 
     def truncate(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
         """Truncates rows, and says which tokens are left.
 
         Args:
-            scores (`torch.Tensor` of shape `[rows, vocab]`): Scores.
+            scores (`torch.Tensor` of shape `[rows, vocab]`): Scores. May be overwritten.
 
         Returns:
             `torch.Tensor` of shape `[rows, vocab]` and `torch.LongTensor` of shape `[rows, kept]`: the scores, and
             different tokens of which all others have the score `-inf`; `None` where the warpers themselves had to run.
         """
-        found = None if scores.device.type != "cpu" else largest(scores, self.top_k.top_k)
+        found = None if scores.device.type != "cpu" else self._largest(scores)
         if found is None:
             for warper in (self.temperature, self.top_k, self.top_p):
                 scores = scores if warper is None else warper(None, scores)
             return scores, None
         values, tokens = found
+        return scores.fill_(-torch.inf).scatter_(-1, tokens, scores.new_tensor(values)), tokens
+
+    def _largest(self, scores: Tensor) -> tuple[list[list[float]], Tensor] | None:
+        """What is left of the `k + TIES` largest scores of each row, in descending order, and their tokens.
+
+        `None` where a row holds NaN or infinity, fewer than k tokens that are not `-inf`, too many that are tied, or
+        is too short.
+        """
+        count = self.top_k.top_k + TIES
+        if count >= scores.shape[-1]:
+            return None
+        values, tokens = scores.topk(count, dim=-1)
+        # So few numbers take less time in Python than one operation of PyTorch does.
+        rows = [self._cut(row) for row in values.tolist()]
+        return None if None in rows else (rows, tokens)  # type: ignore[return-value]
+
+    def _cut(self, values: list[float]) -> list[float] | None:
+        """The scores of one row after the warpers, `-inf` for tokens that are cut off; `None` as in `_largest`."""
+        kept = self.top_k.top_k
+        smallest = values[kept - 1]
+        if not (values[-1] < smallest and values[0] < math.inf):
+            return None
+        while values[kept] == smallest:
+            kept += 1
         if self.temperature is not None:
-            values /= self.temperature.temperature
+            temperature = self.temperature.temperature
+            values = [value / temperature for value in values[:kept]]
         if self.top_p is not None:
-            probs = np.exp(values - values[:, :1])
-            probs /= probs.sum(-1, keepdims=True)
-            # As top-p does it: from the least probable token on, while their sum is at most 1 - top_p.
-            removed = probs[:, ::-1].cumsum(-1)[:, ::-1] <= 1 - self.top_p.top_p
-            removed[:, : self.top_p.min_tokens_to_keep] = False
-            values[removed] = -np.inf
-        kept = torch.full_like(scores, -torch.inf).scatter_(-1, tokens, torch.from_numpy(values))
-        return kept, tokens
+            kept = self._nucleus(values[:kept])
+        return values[:kept] + [-math.inf] * (self.top_k.top_k + TIES - kept)
 
-
-def largest(scores: Tensor, k: int) -> tuple[np.ndarray, Tensor] | None:
-    """The `k` largest scores of each row, and those tied with the k-th, in descending order, with their tokens.
-
-    Args:
-        scores (`torch.Tensor` of shape `[rows, vocab]`): Scores.
-        k (`int`): How many.
-
-    Returns:
-        Two arrays of shape `[rows, k + TIES]`: scores, `-inf` behind the last one, and different tokens. `None` where
-        a row holds NaN or infinity, fewer than `k` tokens that are not `-inf`, too many tied ones, or is too short.
-    """
-    if k + TIES >= scores.shape[-1]:
-        return None
-    largest_scores, tokens = scores.topk(k + TIES, dim=-1)
-    # On arrays this small an operation of NumPy takes a fraction of the time of one of PyTorch.
-    values = largest_scores.numpy()
-    smallest = values[:, k - 1 : k]
-    if not ((values[:, -1:] < smallest).all() and np.isfinite(values[:, 0]).all()):
-        return None
-    values[values < smallest] = -np.inf
-    return values, tokens
+    def _nucleus(self, values: list[float]) -> int:
+        """How many of some descending scores top-p keeps."""
+        assert self.top_p is not None
+        weights = [math.exp(value - values[0]) for value in values]
+        # As top-p does it: from the least probable token on, while their sum is at most 1 - top_p.
+        spare, kept = (1 - self.top_p.top_p) * sum(weights), len(weights)
+        while kept > self.top_p.min_tokens_to_keep:
+            spare -= weights[kept - 1]
+            if spare < 0:
+                break
+            kept -= 1
+        return kept
 
 
 def fused(processors: list[LogitsProcessor]) -> list[LogitsProcessor]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -9,6 +12,9 @@ from torch import Tensor
 
 from .acceptance import AcceptanceRule, Speculative
 from .rows import Rows
+
+FEW = 512
+"""Numbers that take less time in Python than the dozen operations of PyTorch that they would need."""
 
 
 class Verification(NamedTuple):
@@ -192,6 +198,9 @@ def sample(weights: Tensor, uniforms: Tensor) -> Tensor:
     Returns:
         `torch.LongTensor` of shape `[batch]`. Never a token of weight 0.
     """
+    if weights.device.type == "cpu" and weights.numel() <= FEW:
+        drawn = map(_sample_row, weights.tolist(), uniforms.tolist())
+        return torch.tensor(list(drawn))
     work = torch.float32 if weights.device.type == "mps" else torch.float64
     cumulative = weights.to(work).cumsum(-1)
     total = cumulative[:, -1:]
@@ -200,6 +209,13 @@ def sample(weights: Tensor, uniforms: Tensor) -> Tensor:
     # The first token whose cumulative weight exceeds the threshold raised it, so its own weight is above 0.
     token = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
     return token.clamp(max=weights.shape[-1] - 1)
+
+
+def _sample_row(weights: list[float], uniform: float) -> int:
+    """The same for one row of Python numbers."""
+    cumulative = list(accumulate(weights))
+    threshold = min(uniform * cumulative[-1], math.nextafter(cumulative[-1], 0.0))
+    return min(bisect_right(cumulative, threshold), len(weights) - 1)
 
 
 def _check_shapes(
