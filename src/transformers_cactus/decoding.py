@@ -19,7 +19,7 @@ from transformers.generation import CandidateGenerator, GenerateDecoderOnlyOutpu
 from . import _compat
 from .acceptance import AcceptanceRule
 from .cache import RaggedCache
-from .configuration import warn_of_context, warn_of_greedy
+from .configuration import RunOptions, warn_of_context, warn_of_greedy
 from .drafting import Block, Drafter, GeneratorDrafter, ModelDrafter, PromptLookupDrafter
 from .inputs import context_limit, forward_inputs, left_align, prefill
 from .outputs import AcceptanceStatistics, SequenceStatistics
@@ -43,6 +43,8 @@ class FastCall:
     """The draft model; `None` for prompt look-up and early exit."""
     num_assistant_tokens: int
     """Longest block."""
+    options: RunOptions
+    """The `cactus_*` options that are not about the rule."""
     schedule: str = "constant"
     """`num_assistant_tokens_schedule`: with `"heuristic"` or `"heuristic_transient"` a block gets 2 tokens longer
     after a round in which every sequence kept its whole block, else 1 shorter. Within the call: no config is changed.
@@ -194,7 +196,15 @@ class _FastLoop:
             lengths = torch.tensor(block.lengths, device=scores.device)
         if not self.do_sample:
             return verify_greedy(block.tokens, scores, block_lengths=lengths)
-        return verify(block.tokens, scores, block.scores, self.rule, block_lengths=lengths, measure=self.counts)
+        return verify(
+            block.tokens,
+            scores,
+            block.scores,
+            self.rule,
+            block_lengths=lengths,
+            measure=self.counts,
+            certify=self.call.options.certificate,
+        )
 
     # 4. Bring the outcome to the host, and cut it where a row ends.
     def _accept(
@@ -206,6 +216,8 @@ class _FastLoop:
             columns += [outcome.accepted_losslessly, outcome.divergence]
         # float64 holds token ids exactly, so one transfer takes everything.
         table = torch.cat([column.double() for column in columns], dim=1).tolist()
+            if outcome.certificate is not None:
+                columns.append(outcome.certificate)
         raise_if_invalid([int(row[2]) for row in table], [int(row[0]) for row in table], sequences.rows)
         accepted = [int(row[0]) for row in table]
         tokens = [[*map(int, row[3 : 3 + count]), int(row[1])] for row, count in zip(table, accepted, strict=True)]
@@ -246,7 +258,14 @@ class _FastLoop:
         self.emitted[origin] += new
         if self.counts:
             lossless = [bool(flag) for flag in decided[3 + size : 3 + size + accepted]]
-            self.statistics[origin].add_round(block.lengths[row], lossless, decided[3 + 2 * size :], len(new))
+            divergence, certificate = decided[3 + 2 * size : 3 + 3 * size], decided[3 + 3 * size :]
+            self.statistics[origin].add_round(
+                block.lengths[row],
+                lossless,
+                divergence,
+                len(new),
+                certificate if self.call.options.certificate else None,
+            )
         if self.kept_scores is not None:
             self.kept_scores[origin] += list(scores[row, : len(new)].clone())
         if self.kept_logits is not None:

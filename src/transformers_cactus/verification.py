@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from . import divergences
 from .acceptance import AcceptanceRule, Speculative
-from .rows import Rows
+from .rows import Rows, widest_float
 
 
 class Verification(NamedTuple):
@@ -23,6 +24,9 @@ class Verification(NamedTuple):
     `[batch, block]`."""
     divergence: Tensor | None
     """`KL(h || q)` in nats at every drafted position, `[batch, block]`; `None` where it was not asked for."""
+    certificate: Tensor | None
+    """`KL(h_alg || q)` in nats of what every drafted position really emits, `[batch, block]`; `None` where it was not
+    asked for."""
     invalid: Tensor
     """Per sequence, `[batch]`: 0, or 1 or 2 where the verifier's or the draft's scores at position `accepted` are NaN,
     infinite or all `-inf`. `next_token` then means nothing."""
@@ -60,6 +64,7 @@ def verify(
     block_lengths: Tensor | None = None,
     generator: torch.Generator | None = None,
     measure: bool = True,
+    certify: bool = False,
 ) -> Verification:
     """Verifies a drafted block: the acceptance, recovery and bonus steps of speculative sampling (paper, Algorithm 1).
 
@@ -80,6 +85,7 @@ def verify(
         generator (`torch.Generator`, *optional*): Source of randomness, on the device of the scores.
         measure (`bool`, *optional*, defaults to `True`): Whether to compute `divergence`, which reads whole rows where
             the rule does.
+        certify (`bool`, *optional*, defaults to `False`): Whether to compute `certificate`, which sorts whole rows.
 
     Returns:
         [`Verification`]. Call its `raise_if_invalid` unless the scores are known to be finite.
@@ -113,10 +119,12 @@ def verify(
         verifier, draft = Rows(verifier_scores[:, :block]), None if draft_scores is None else Rows(draft_scores)
         accept, accepted_losslessly = accept_tokens(draft_tokens, verifier, draft, rule, uniforms[:, :block])
         divergence = rule.divergence(draft_tokens, verifier, draft) if measure else None
+        certificate = divergences.certificate(draft_tokens, verifier, draft, rule) if certify else None
         accepted = (accept & drafted).long().cumprod(-1).sum(-1)
     else:
         accepted_losslessly = torch.zeros(batch, 0, dtype=torch.bool, device=device)
         divergence = torch.zeros(batch, 0, device=device) if measure else None
+        certificate = torch.zeros(batch, 0, device=device) if certify else None
         accepted = torch.zeros(batch, dtype=torch.long, device=device)
 
     verifier_probs = Rows(verifier_scores).probs_at(accepted)
@@ -133,7 +141,7 @@ def verify(
         if draft_probs is not None:
             invalid = torch.where(rejected & draft_probs[:, 0].isnan() & (invalid == 0), 2, invalid)
     next_token = sample(weights, uniforms[:, block])
-    return Verification(accepted, next_token, accepted_losslessly, divergence, invalid)
+    return Verification(accepted, next_token, accepted_losslessly, divergence, certificate, invalid)
 
 
 def verify_greedy(
@@ -154,8 +162,8 @@ def verify_greedy(
     next_token = selected.gather(-1, at)
     # The maximum is NaN where any score is, and infinite where sampling would fail as well.
     highest = verifier_scores.gather(1, at[..., None].expand(-1, -1, verifier_scores.shape[-1])).amax(-1)
-    divergence = torch.zeros_like(accept, dtype=torch.float32)
-    return Verification(accepted, next_token[:, 0], accept, divergence, (~highest[:, 0].isfinite()).long())
+    none = torch.zeros_like(accept, dtype=torch.float32)
+    return Verification(accepted, next_token[:, 0], accept, none, none, (~highest[:, 0].isfinite()).long())
 
 
 def accept_tokens(
@@ -189,7 +197,7 @@ def sample(weights: Tensor, uniforms: Tensor) -> Tensor:
     Returns:
         `torch.LongTensor` of shape `[batch]`. Never a token of weight 0.
     """
-    work = torch.float32 if weights.device.type == "mps" else torch.float64
+    work = widest_float(weights.device)
     cumulative = weights.to(work).cumsum(-1)
     total = cumulative[:, -1:]
     # Rounding must not take the threshold up to the total, which no token lies above.
