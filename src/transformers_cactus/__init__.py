@@ -8,6 +8,7 @@ from ._version import __version__
 if TYPE_CHECKING:
     from .acceptance import AcceptanceRule, Cactus, CactusExact, GammaRule, Lenience, Speculative, gamma_star
     from .adapters import without_adapter
+    from .conversation import Conversation, Reply
     from .divergences import EffectiveDivergence, effective_divergence
     from .effective import effective_distribution
     from .integration import disable, enable, enabled, generate
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "acceptance": ("AcceptanceRule", "Cactus", "CactusExact", "GammaRule", "Lenience", "Speculative", "gamma_star"),
     "adapters": ("without_adapter",),
+    "conversation": ("Conversation", "Reply"),
     "divergences": ("EffectiveDivergence", "effective_divergence"),
     "effective": ("effective_distribution",),
     "integration": ("disable", "enable", "enabled", "generate"),
@@ -62,6 +64,7 @@ __all__ = [
     "CactusExact",
     "CactusLogitsProcessor",
     "ChiSquare",
+    "Conversation",
     "EffectiveDivergence",
     "Ensemble",
     "FDivergence",
@@ -70,6 +73,7 @@ __all__ = [
     "Lenience",
     "Optimal",
     "Origin",
+    "Reply",
     "ReverseKL",
     "SequenceStatistics",
     "Speculative",

@@ -143,7 +143,7 @@ def build_rule(options: Mapping[str, Any]) -> AcceptanceRule | None:
             f"{rule!r}.{hint}"
         )
     fields = {field.name: field for field in dataclasses.fields(RULES[rule])}  # type: ignore[arg-type]
-    takes = {option: name for option, name in PARAMETERS.items() if name in fields}
+    takes = parameters_of(rule)
     missing = {
         option for option, name in takes.items() if fields[name].default is dataclasses.MISSING
     } - options.keys()
@@ -153,6 +153,12 @@ def build_rule(options: Mapping[str, Any]) -> AcceptanceRule | None:
         warnings.warn(f"{option} has no effect with cactus_rule={rule!r}.", UserWarning, stacklevel=4)
     given = {name: _numbers(option, options[option]) for option, name in takes.items() if option in options}
     return RULES[rule](**given)
+
+
+def parameters_of(rule: str) -> dict[str, str]:
+    """The options that set a parameter of the rule of this name, and that parameter's name."""
+    fields = {field.name for field in dataclasses.fields(RULES[rule])}  # type: ignore[arg-type]
+    return {option: name for option, name in PARAMETERS.items() if name in fields}
 
 
 def check_together(rule: AcceptanceRule, options: RunOptions) -> None:

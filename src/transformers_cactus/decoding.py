@@ -142,6 +142,8 @@ class _FastLoop:
         given = model_kwargs.get(_compat.cache_argument(model))
         started = isinstance(given, RaggedCache) and given.get_seq_length() > 0
         self.cache = self._started_cache(given if started else None, lengths)
+        if started:
+            self.drafter.resume(self.cache)
 
     def run(self) -> GenerateDecoderOnlyOutput | Tensor:
         while self.sequences.batch_size:
@@ -350,6 +352,7 @@ class _FastLoop:
         # Rows leave the batch as they finish, and take their cache along; one row's cache is whole at the end.
         cache = self.cache if len(self.emitted) == 1 else None
         self.cache.automatic = True
+        self.cache.draft = self.drafter.memory()
         return _compat.decoder_only_output(
             sequences=ids, scores=_by_step(self.kept_scores), logits=_by_step(self.kept_logits), cache=cache
         )
