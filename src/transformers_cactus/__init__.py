@@ -8,6 +8,7 @@ from ._version import __version__
 if TYPE_CHECKING:
     from .acceptance import AcceptanceRule, Cactus, CactusExact, GammaRule, Lenience, Speculative, gamma_star
     from .adapters import without_adapter
+    from .block_verification import verify_block
     from .conversation import Conversation, Reply
     from .divergences import EffectiveDivergence, effective_divergence
     from .effective import effective_distribution
@@ -34,6 +35,7 @@ _MODULES = {
     "acceptance": ("AcceptanceRule", "Cactus", "CactusExact", "GammaRule", "Lenience", "Speculative", "gamma_star"),
     "adapters": ("without_adapter",),
     "conversation": ("Conversation", "Reply"),
+    "block_verification": ("verify_block",),
     "divergences": ("EffectiveDivergence", "effective_divergence"),
     "effective": ("effective_distribution",),
     "integration": ("disable", "enable", "enabled", "generate"),
@@ -93,6 +95,7 @@ __all__ = [
     "generate",
     "pipeline",
     "verify",
+    "verify_block",
     "visualize",
     "without_adapter",
 ]

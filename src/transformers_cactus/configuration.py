@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .acceptance import AcceptanceRule, Cactus, CactusExact, Lenience, Speculative
+from .block_verification import target_rule
 from .effective import is_quick
 from .rules import (
     ChiSquare,
@@ -59,7 +60,10 @@ PARAMETERS: dict[str, str] = {
 ENGINES = ("auto", "fast", "stock")
 """What `cactus_engine` takes."""
 
-OPTIONS = ("cactus_rule", *PARAMETERS, "cactus_engine", "cactus_certificate")
+VERIFICATIONS = ("token", "block")
+"""What `cactus_verification` takes."""
+
+OPTIONS = ("cactus_rule", *PARAMETERS, "cactus_engine", "cactus_certificate", "cactus_verification")
 """Every option."""
 
 
@@ -75,12 +79,18 @@ class RunOptions:
     """`cactus_engine`."""
     certificate: bool = False
     """`cactus_certificate`."""
+    verification: str = "token"
+    """`cactus_verification`."""
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise ValueError(f"cactus_engine must be one of {', '.join(map(repr, ENGINES))}, got {self.engine!r}.")
         if not isinstance(self.certificate, bool):
             raise TypeError(f"cactus_certificate must be True or False, got {self.certificate!r}.")
+        if self.verification not in VERIFICATIONS:
+            raise ValueError(
+                f"cactus_verification must be one of {', '.join(map(repr, VERIFICATIONS))}, got {self.verification!r}."
+            )
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> RunOptions:
@@ -163,6 +173,13 @@ def parameters_of(rule: str) -> dict[str, str]:
 
 def check_together(rule: AcceptanceRule, options: RunOptions) -> None:
     """Raises for options that do not go with the rule."""
+    if options.verification == "block":
+        target_rule(rule)
+        if options.certificate and not rule.is_lossless:
+            raise ValueError(
+                "cactus_certificate needs cactus_verification='token': in a block that is accepted as a whole, what a "
+                "token was drawn from depends on the tokens behind it."
+            )
     if options.certificate and not is_quick(rule):
         raise ValueError(
             f"cactus_certificate is not available for {rule}: it is none of this package's kinds of rule (a "

@@ -18,6 +18,7 @@ from transformers.generation import CandidateGenerator, GenerateDecoderOnlyOutpu
 
 from . import _compat
 from .acceptance import AcceptanceRule
+from .block_verification import verify_block
 from .cache import RaggedCache
 from .configuration import RunOptions, warn_of_context, warn_of_greedy
 from .drafting import Block, Drafter, GeneratorDrafter, ModelDrafter, PromptLookupDrafter
@@ -198,15 +199,11 @@ class _FastLoop:
             lengths = torch.tensor(block.lengths, device=scores.device)
         if not self.do_sample:
             return verify_greedy(block.tokens, scores, block_lengths=lengths)
-        return verify(
-            block.tokens,
-            scores,
-            block.scores,
-            self.rule,
-            block_lengths=lengths,
-            measure=self.counts,
-            certify=self.call.options.certificate,
-        )
+        options = self.call.options
+        arguments = (block.tokens, scores, block.scores, self.rule)
+        if options.verification == "block":
+            return verify_block(*arguments, block_lengths=lengths, measure=self.counts)
+        return verify(*arguments, block_lengths=lengths, measure=self.counts, certify=options.certificate)
 
     # 4. Bring the outcome to the host, and cut it where a row ends.
     def _accept(
@@ -216,10 +213,10 @@ class _FastLoop:
         columns = [outcome.accepted[:, None], outcome.next_token[:, None], outcome.invalid[:, None], block.tokens]
         if outcome.divergence is not None and self.counts and size:
             columns += [outcome.accepted_losslessly, outcome.divergence]
-        # float64 holds token ids exactly, so one transfer takes everything.
-        table = torch.cat([column.double() for column in columns], dim=1).tolist()
             if outcome.certificate is not None:
                 columns.append(outcome.certificate)
+        # float64 holds token ids exactly, so one transfer takes everything.
+        table = torch.cat([column.double() for column in columns], dim=1).tolist()
         raise_if_invalid([int(row[2]) for row in table], [int(row[0]) for row in table], sequences.rows)
         accepted = [int(row[0]) for row in table]
         tokens = [[*map(int, row[3 : 3 + count]), int(row[1])] for row, count in zip(table, accepted, strict=True)]
@@ -261,13 +258,11 @@ class _FastLoop:
         if self.counts:
             lossless = [bool(flag) for flag in decided[3 + size : 3 + size + accepted]]
             divergence, certificate = decided[3 + 2 * size : 3 + 3 * size], decided[3 + 3 * size :]
-            self.statistics[origin].add_round(
-                block.lengths[row],
-                lossless,
-                divergence,
-                len(new),
-                certificate if self.call.options.certificate else None,
-            )
+            if self.call.options.certificate and not certificate:
+                # Block verification of a lossless rule.
+                certificate = [0.0] * size
+            certified = certificate if self.call.options.certificate else None
+            self.statistics[origin].add_round(block.lengths[row], lossless, divergence, len(new), certified)
         if self.kept_scores is not None:
             self.kept_scores[origin] += list(scores[row, : len(new)].clone())
         if self.kept_logits is not None:

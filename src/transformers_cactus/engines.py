@@ -57,6 +57,8 @@ def run(setting: CallSettings, original: Generate, rule: AcceptanceRule) -> Any:
     reason = stock if setting.options.engine == "stock" else why_not_fast(setting)
     if reason is None:
         return run_fast(setting, original, rule)
+    if setting.options.verification == "block":
+        raise ValueError(f"cactus_verification='block' runs in the fast engine only. {reason}")
     if setting.options.engine == "fast":
         raise ValueError(f"cactus_engine='fast' cannot run this call. {reason} Leave cactus_engine at 'auto'.")
     if setting.sequences > 1:

@@ -46,6 +46,9 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         cactus_engine (`str`, *optional*, defaults to `"auto"`): `"fast"` for this package's own decoding loop, for
             decoder-only models and batches; `"stock"` for transformers' assisted decoding loop, for every model and
             draft that it knows, one sequence at a time; `"auto"` for the first that can run the call.
+        cactus_verification (`str`, *optional*, defaults to `"token"`): `"block"` judges a drafted block as a whole
+            ([`verify_block`]), which never keeps fewer tokens on average: for `"speculative"`, `"ensemble"` and
+            `"optimal"`, in the fast engine. Reads whole rows of the vocabulary.
         cactus_certificate (`bool`, *optional*, defaults to `False`): Record for each emitted token the exact
             divergence from the verifier of the distribution that it was really drawn from, on
             `output.acceptance.certificate` ([`SequenceStatistics`] says what it means; docs/certificate.md proves it).

@@ -103,7 +103,7 @@ def verify(
         [2]
     """
     rule = Speculative() if rule is None else rule
-    _check_shapes(draft_tokens, verifier_scores, draft_scores, block_lengths)
+    check_shapes(draft_tokens, verifier_scores, draft_scores, block_lengths)
     batch, block = draft_tokens.shape
     device = verifier_scores.device
     vocab = verifier_scores.shape[-1]
@@ -151,7 +151,7 @@ def verify_greedy(
 
     Args and result as in [`verify`]; every accepted token counts as losslessly accepted.
     """
-    _check_shapes(draft_tokens, verifier_scores, None, block_lengths)
+    check_shapes(draft_tokens, verifier_scores, None, block_lengths)
     block = draft_tokens.shape[1]
     selected = verifier_scores.argmax(-1)
     accept = draft_tokens == selected[:, :block]
@@ -207,9 +207,10 @@ def sample(weights: Tensor, uniforms: Tensor) -> Tensor:
     return token.clamp(max=weights.shape[-1] - 1)
 
 
-def _check_shapes(
+def check_shapes(
     draft_tokens: Tensor, verifier_scores: Tensor, draft_scores: Tensor | None, block_lengths: Tensor | None
 ) -> None:
+    """Raises a `ValueError` where the arguments of [`verify`] do not fit together."""
     if draft_tokens.ndim != 2:
         raise ValueError(f"draft_tokens must have the shape [batch, block], got {list(draft_tokens.shape)}.")
     batch, block = draft_tokens.shape
