@@ -19,7 +19,7 @@ from transformers_cactus import Origin, __version__
 from transformers_cactus.cli.answer import AnswerStreamer, legend
 from transformers_cactus.cli.app import app
 from transformers_cactus.cli.measure import Measured, System
-from transformers_cactus.cli.pieces import TextPieces
+from transformers_cactus.pieces import TextPieces
 
 CHARACTERS = [chr(code) for code in range(32, 127)]
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }} {% endfor %}"

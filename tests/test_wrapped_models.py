@@ -7,6 +7,7 @@ import accelerate
 import peft
 import pytest
 import torch
+from optimum import quanto
 
 import tiny_models
 import transformers_cactus
@@ -153,13 +154,11 @@ def test_offloaded_and_dispatched(verifier, draft):
 
 
 def test_quantised(verifier, draft):
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-    quantised = copy.deepcopy(verifier)
-    quantize_(quantised, Int8WeightOnlyConfig())
+    quantised, small = copy.deepcopy(verifier), copy.deepcopy(draft)
+    for model in (quantised, small):
+        quanto.quantize(model, weights=quanto.qint8)
+        quanto.freeze(model)
     check(quantised, draft)
-    small = copy.deepcopy(draft)
-    quantize_(small, Int8WeightOnlyConfig())
     check(verifier, small)
 
 

@@ -8,6 +8,9 @@ from ._version import __version__
 if TYPE_CHECKING:
     from .acceptance import AcceptanceRule, Cactus, CactusExact, GammaRule, Lenience, Speculative, gamma_star
     from .adapters import without_adapter
+    from .block_verification import verify_block
+    from .conversation import Conversation, Reply
+    from .divergences import EffectiveDivergence, effective_divergence
     from .effective import effective_distribution
     from .integration import disable, enable, enabled, generate
     from .logits_process import CactusLogitsProcessor
@@ -26,10 +29,14 @@ if TYPE_CHECKING:
         Typical,
     )
     from .verification import Verification, verify
+    from .visualization import Visualization, visualize
 
 _MODULES = {
     "acceptance": ("AcceptanceRule", "Cactus", "CactusExact", "GammaRule", "Lenience", "Speculative", "gamma_star"),
     "adapters": ("without_adapter",),
+    "conversation": ("Conversation", "Reply"),
+    "block_verification": ("verify_block",),
+    "divergences": ("EffectiveDivergence", "effective_divergence"),
     "effective": ("effective_distribution",),
     "integration": ("disable", "enable", "enabled", "generate"),
     "logits_process": ("CactusLogitsProcessor",),
@@ -48,6 +55,7 @@ _MODULES = {
         "Typical",
     ),
     "verification": ("Verification", "verify"),
+    "visualization": ("Visualization", "visualize"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -58,6 +66,8 @@ __all__ = [
     "CactusExact",
     "CactusLogitsProcessor",
     "ChiSquare",
+    "Conversation",
+    "EffectiveDivergence",
     "Ensemble",
     "FDivergence",
     "GammaRule",
@@ -65,6 +75,7 @@ __all__ = [
     "Lenience",
     "Optimal",
     "Origin",
+    "Reply",
     "ReverseKL",
     "SequenceStatistics",
     "Speculative",
@@ -73,15 +84,19 @@ __all__ = [
     "TotalVariation",
     "Typical",
     "Verification",
+    "Visualization",
     "__version__",
     "disable",
     "effective_distribution",
+    "effective_divergence",
     "enable",
     "enabled",
     "gamma_star",
     "generate",
     "pipeline",
     "verify",
+    "verify_block",
+    "visualize",
     "without_adapter",
 ]
 

@@ -16,6 +16,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .rows import widest_float
+
 NEWTON_STEPS = 7
 """Steps of `exact_gamma`'s root finder. Over q in [1e-12, 1 - 1e-12] and delta in [1e-12, 20], 6 steps from its
 starting point leave `KL(h || q)` within 2e-14 nats of the budget in float64; the seventh is margin."""
@@ -75,7 +77,7 @@ def exact_gamma(q_n: Tensor, delta: Tensor | float) -> Tensor:
         `torch.Tensor` like `q_n`; solved in float64 (in float32 on devices without it). 1 where
         `delta >= -log(q_n)`, 0 where `q_n` is 0.
     """
-    work = torch.float32 if q_n.device.type == "mps" else torch.float64
+    work = widest_float(q_n.device)
     q = q_n.to(work)
     budget = torch.as_tensor(delta, dtype=work, device=q.device).expand_as(q)
     one_below = 1 - torch.finfo(work).eps
@@ -116,7 +118,7 @@ def largest_gamma(q_n: Tensor, delta: Tensor | float, f: Callable[[Tensor], Tens
     Returns:
         `torch.Tensor` like `q_n`; solved in float64 (in float32 on devices without it). 0 where `q_n` is 0.
     """
-    work = torch.float32 if q_n.device.type == "mps" else torch.float64
+    work = widest_float(q_n.device)
     q = q_n.to(work)
     budget = torch.as_tensor(delta, dtype=work, device=q.device).expand_as(q)
     solvable = (q > 0) & (q < 1) & (budget > 0)

@@ -9,9 +9,10 @@ row's length is hidden by the masks of `masks` until it is overwritten.
     cache.commit(kept, counts)                               # kept [4], counts the same numbers on the host
 """
 
+import weakref
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -206,6 +207,15 @@ def _grow(buffer: Tensor, capacity: int) -> Tensor:
     return grown
 
 
+class DraftMemory(NamedTuple):
+    """A draft model's cache, kept with the verifier's, so that a call that goes on from there feeds neither twice."""
+
+    model: "weakref.ref[Any]"
+    """The draft model. A weak reference: a copy of the cache must not copy the model."""
+    cache: "RaggedCache"
+    """Its cache, for a prefix of the rows."""
+
+
 class RaggedCache(Cache):
     """The cache of a decoder-only model for a batch of rows of different lengths.
 
@@ -214,6 +224,9 @@ class RaggedCache(Cache):
         device: where `lengths` lives: that of the input ids.
         capacity: tokens to allocate at the first update; the buffers double when they are full.
     """
+
+    draft: "DraftMemory | None" = None
+    """What the draft model of the call that returned this cache has in its own cache."""
 
     def __init__(self, batch_size: int, *, device: torch.device | str = "cpu", capacity: int = 0) -> None:
         self.rows = RowLengths(batch_size, device)

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from .acceptance import AcceptanceRule, Cactus, CactusExact, Lenience, Speculative
+from .block_verification import target_rule
+from .effective import is_quick
 from .rules import (
     ChiSquare,
     Ensemble,
@@ -55,8 +57,46 @@ PARAMETERS: dict[str, str] = {
 }
 """Options that set a parameter of the rule, and that parameter's name."""
 
-OPTIONS = ("cactus_rule", "cactus_engine", *PARAMETERS)
+ENGINES = ("auto", "fast", "stock")
+"""What `cactus_engine` takes."""
+
+VERIFICATIONS = ("token", "block")
+"""What `cactus_verification` takes."""
+
+OPTIONS = ("cactus_rule", *PARAMETERS, "cactus_engine", "cactus_certificate", "cactus_verification")
 """Every option."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """The options of a call that are not about its rule.
+
+    Raises:
+        TypeError, ValueError: If an option has another value than it may have.
+    """
+
+    engine: str = "auto"
+    """`cactus_engine`."""
+    certificate: bool = False
+    """`cactus_certificate`."""
+    verification: str = "token"
+    """`cactus_verification`."""
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise ValueError(f"cactus_engine must be one of {', '.join(map(repr, ENGINES))}, got {self.engine!r}.")
+        if not isinstance(self.certificate, bool):
+            raise TypeError(f"cactus_certificate must be True or False, got {self.certificate!r}.")
+        if self.verification not in VERIFICATIONS:
+            raise ValueError(
+                f"cactus_verification must be one of {', '.join(map(repr, VERIFICATIONS))}, got {self.verification!r}."
+            )
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> RunOptions:
+        """Those among all options, `None` where unset."""
+        given = {field.name: options.get(f"cactus_{field.name}") for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in given.items() if value is not None})
 
 
 def pop_options(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +133,8 @@ def build_rule(options: Mapping[str, Any]) -> AcceptanceRule | None:
     Raises:
         TypeError, ValueError: If the rule is unknown, or a parameter is missing, of the wrong type or out of range.
     """
-    options = {name: value for name, value in options.items() if value is not None and name != "cactus_engine"}
+    about_run = {f"cactus_{field.name}" for field in dataclasses.fields(RunOptions)}
+    options = {name: value for name, value in options.items() if value is not None and name not in about_run}
     if not options:
         return None
     rule = options.pop("cactus_rule", "cactus")
@@ -112,7 +153,7 @@ def build_rule(options: Mapping[str, Any]) -> AcceptanceRule | None:
             f"{rule!r}.{hint}"
         )
     fields = {field.name: field for field in dataclasses.fields(RULES[rule])}  # type: ignore[arg-type]
-    takes = {option: name for option, name in PARAMETERS.items() if name in fields}
+    takes = parameters_of(rule)
     missing = {
         option for option, name in takes.items() if fields[name].default is dataclasses.MISSING
     } - options.keys()
@@ -122,6 +163,28 @@ def build_rule(options: Mapping[str, Any]) -> AcceptanceRule | None:
         warnings.warn(f"{option} has no effect with cactus_rule={rule!r}.", UserWarning, stacklevel=4)
     given = {name: _numbers(option, options[option]) for option, name in takes.items() if option in options}
     return RULES[rule](**given)
+
+
+def parameters_of(rule: str) -> dict[str, str]:
+    """The options that set a parameter of the rule of this name, and that parameter's name."""
+    fields = {field.name for field in dataclasses.fields(RULES[rule])}  # type: ignore[arg-type]
+    return {option: name for option, name in PARAMETERS.items() if name in fields}
+
+
+def check_together(rule: AcceptanceRule, options: RunOptions) -> None:
+    """Raises for options that do not go with the rule."""
+    if options.verification == "block":
+        target_rule(rule)
+        if options.certificate and not rule.is_lossless:
+            raise ValueError(
+                "cactus_certificate needs cactus_verification='token': in a block that is accepted as a whole, what a "
+                "token was drawn from depends on the tokens behind it."
+            )
+    if options.certificate and not is_quick(rule):
+        raise ValueError(
+            f"cactus_certificate is not available for {rule}: it is none of this package's kinds of rule (a "
+            "GammaRule, or one with a target), and for others the distribution that is emitted takes O(vocab^2)."
+        )
 
 
 def warn_of_greedy(rule: AcceptanceRule) -> None:

@@ -18,8 +18,9 @@ from transformers.generation import CandidateGenerator, GenerateDecoderOnlyOutpu
 
 from . import _compat
 from .acceptance import AcceptanceRule
+from .block_verification import verify_block
 from .cache import RaggedCache
-from .configuration import warn_of_context, warn_of_greedy
+from .configuration import RunOptions, warn_of_context, warn_of_greedy
 from .drafting import Block, Drafter, GeneratorDrafter, ModelDrafter, PromptLookupDrafter
 from .inputs import context_limit, forward_inputs, left_align, prefill
 from .outputs import AcceptanceStatistics, SequenceStatistics
@@ -44,6 +45,8 @@ class FastCall:
     """The draft model; `None` for prompt look-up and early exit."""
     num_assistant_tokens: int
     """Longest block."""
+    options: RunOptions
+    """The `cactus_*` options that are not about the rule."""
     schedule: str = "constant"
     """`num_assistant_tokens_schedule`: with `"heuristic"` or `"heuristic_transient"` a block gets 2 tokens longer
     after a round in which every sequence kept its whole block, else 1 shorter. Within the call: no config is changed.
@@ -141,6 +144,8 @@ class _FastLoop:
         given = model_kwargs.get(_compat.cache_argument(model))
         started = isinstance(given, RaggedCache) and given.get_seq_length() > 0
         self.cache = self._started_cache(given if started else None, lengths)
+        if started:
+            self.drafter.resume(self.cache)
 
     def run(self) -> GenerateDecoderOnlyOutput | Tensor:
         while self.sequences.batch_size:
@@ -196,12 +201,14 @@ class _FastLoop:
             lengths = torch.tensor(block.lengths, device=scores.device)
         if not self.do_sample:
             return verify_greedy(block.tokens, scores, block_lengths=lengths)
-        common: dict[str, Any] = {"block_lengths": lengths, "measure": self.counts}
+        options = self.call.options
+        arguments = (block.tokens, scores, block.scores, self.rule)
+        if options.verification == "block":
+            return verify_block(*arguments, block_lengths=lengths, measure=self.counts)
+        wanted: dict[str, Any] = {"measure": self.counts, "certify": options.certificate}
         if kept is not None and can_restrict(self.rule):
-            return verify_kept(
-                block.tokens, scores, block.scores, self.rule, kept, normalized=block.normalized, **common
-            )
-        return verify(block.tokens, scores, block.scores, self.rule, **common)
+            return verify_kept(*arguments, kept, normalized=block.normalized, block_lengths=lengths, **wanted)
+        return verify(*arguments, block_lengths=lengths, **wanted)
 
     # 4. Bring the outcome to the host, and cut it where a row ends.
     def _accept(
@@ -211,6 +218,8 @@ class _FastLoop:
         columns = [outcome.accepted[:, None], outcome.next_token[:, None], outcome.invalid[:, None], block.tokens]
         if outcome.accepted_losslessly is not None and outcome.divergence is not None:
             columns += [outcome.accepted_losslessly, outcome.divergence]
+            if outcome.certificate is not None:
+                columns.append(outcome.certificate)
         # float64 holds token ids exactly, so one transfer takes everything.
         table = torch.cat([column.double() for column in columns], dim=1).tolist()
         raise_if_invalid([int(row[2]) for row in table], [int(row[0]) for row in table], sequences.rows)
@@ -253,7 +262,12 @@ class _FastLoop:
         self.emitted[origin] += new
         if self.counts:
             lossless = [bool(flag) for flag in decided[3 + size : 3 + size + accepted]]
-            self.statistics[origin].add_round(block.lengths[row], lossless, decided[3 + 2 * size :], len(new))
+            divergence, certificate = decided[3 + 2 * size : 3 + 3 * size], decided[3 + 3 * size :]
+            if self.call.options.certificate and not certificate:
+                # Block verification of a lossless rule.
+                certificate = [0.0] * size
+            certified = certificate if self.call.options.certificate else None
+            self.statistics[origin].add_round(block.lengths[row], lossless, divergence, len(new), certified)
         if self.kept_scores is not None:
             self.kept_scores[origin] += list(scores[row, : len(new)].clone())
         if self.kept_logits is not None:
@@ -338,6 +352,7 @@ class _FastLoop:
         # Rows leave the batch as they finish, and take their cache along; one row's cache is whole at the end.
         cache = self.cache if len(self.emitted) == 1 else None
         self.cache.automatic = True
+        self.cache.draft = self.drafter.memory()
         return _compat.decoder_only_output(
             sequences=ids, scores=_by_step(self.kept_scores), logits=_by_step(self.kept_logits), cache=cache
         )

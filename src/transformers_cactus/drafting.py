@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from transformers.generation import CandidateGenerator
 
 from ._compat import input_device
 from ._compat import vocab_size as vocab_size_of
-from .cache import RaggedCache
+from .cache import DraftMemory, RaggedCache
 from .inputs import forward_inputs, prefill
 from .processing import BlockProcessor, to_vocabulary
 from .sequences import Sequences
@@ -50,6 +51,13 @@ class Drafter(ABC):
 
     def keep(self, kept: Sequence[int]) -> None:  # noqa: B027 - as above
         """Hears which rows remain in the batch."""
+
+    def resume(self, cache: RaggedCache) -> None:  # noqa: B027 - as above
+        """Hears of a cache that an earlier call returned and that holds a prefix of the rows. Called at the start."""
+
+    def memory(self) -> DraftMemory | None:
+        """What a call that goes on from the end of this one can start with; `None` for a drafter without a cache."""
+        return None
 
 
 class ModelDrafter(Drafter):
@@ -158,7 +166,7 @@ class ModelDrafter(Drafter):
 
     def _feed_prompts(self, prompts: Tensor, lengths: list[int]) -> Tensor:
         if min(lengths) == max(lengths):
-            return self._feed(prompts)
+            return self._feed(prompts[:, self.cache.get_seq_length() :])
         ends = torch.tensor(lengths, device=self.device)
         prompts = self._known(prompts)
         prefill(self.model, self.cache, prompts, ends)
@@ -209,6 +217,23 @@ class ModelDrafter(Drafter):
         if self._unfed is not None:
             self._unfed = self._unfed[torch.tensor(list(kept), device=self._unfed.device)]
         self._unfed_rows = [self._unfed_rows[row] for row in kept] if self._unfed_rows else []
+
+    def resume(self, cache: RaggedCache) -> None:
+        """See [`Drafter.resume`]."""
+        assert self._prompts is not None
+        prompts, lengths = self._prompts
+        memory = cache.draft
+        if memory is None or memory.model() is not self.model or memory.cache.batch_size != len(prompts):
+            return
+        # The caller may have rolled the verifier's cache back. The last token is fed for its logits.
+        known = memory.cache.get_seq_length()
+        extra = known - min(known, cache.get_seq_length(), min(lengths) - 1)
+        self.cache = memory.cache
+        self.cache.roll_back(extra, [extra] * len(prompts))
+
+    def memory(self) -> DraftMemory:
+        """See [`Drafter.memory`]."""
+        return DraftMemory(weakref.ref(self.model), self.cache)
 
 
 class PromptLookupDrafter(Drafter):

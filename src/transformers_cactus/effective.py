@@ -9,11 +9,13 @@ with `KL(h_alg || q) <= min(Gamma(delta), KL(p || q))` (the paper's Theorem 3).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from .acceptance import AcceptanceRule, GammaRule
-from .rows import Rows
+from .rows import Rows, widest_float
 from .rules.threshold import ThresholdRule
 
 
@@ -31,7 +33,7 @@ def effective_distribution(p: Tensor, q: Tensor, rule: AcceptanceRule, *, method
             `"sorted"`; `"definition"` for rules of your own that are none of these.
 
     Returns:
-        `torch.Tensor` of shape `[..., vocab]` in float64.
+        `torch.Tensor` of shape `[..., vocab]` in float64 (in float32 on devices without it).
 
     Raises:
         ValueError: If `p` and `q` differ in shape or are no distributions, or the method does not fit the rule.
@@ -45,32 +47,68 @@ def effective_distribution(p: Tensor, q: Tensor, rule: AcceptanceRule, *, method
         >>> [round(x, 3) for x in effective_distribution(p, q, Cactus(0.1)).tolist()]
         [0.766, 0.234]
     """
+    draft, verifier = checked_rows(p, q)
+    return Emission.of(draft, verifier, rule, method).distribution.reshape(p.shape)
+
+
+def checked_rows(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tensors of probabilities as `[rows, vocab]` in float64, whose rows sum to 1.
+
+    Raises:
+        ValueError: If they differ in shape or are no distributions.
+    """
     if p.shape != q.shape or not p.ndim:
         raise ValueError(f"p and q must have the same shape [..., vocab], got {list(p.shape)} and {list(q.shape)}.")
-    draft, verifier = (x.to(torch.float64).reshape(-1, x.shape[-1]) for x in (p, q))
+    draft, verifier = (x.to(widest_float(x.device)).reshape(-1, x.shape[-1]) for x in (p, q))
     for name, probs in (("p", draft), ("q", verifier)):
         if not bool(((probs >= 0).all(-1) & ((probs.sum(-1) - 1).abs() < 1e-3)).all()):
             raise ValueError(f"{name} must hold probabilities that sum to 1 along the last dimension.")
     # Probabilities that come from float32 sum to 1 only within its rounding.
-    draft, verifier = draft / draft.sum(-1, keepdim=True), verifier / verifier.sum(-1, keepdim=True)
-    if method == "auto":
-        target = rule.target(verifier, draft)
-        if target is not None:
-            return target.reshape(p.shape)
-        if isinstance(rule, ThresholdRule):
-            return rule.emitted(verifier, draft).reshape(p.shape)
-        method = "sorted" if isinstance(rule, GammaRule) else "definition"
-    if method == "definition":
-        return _by_definition(draft, verifier, rule).reshape(p.shape)
-    if method != "sorted" or not isinstance(rule, GammaRule):
-        raise ValueError(f"method={method!r} is not available for {rule!r}; use 'definition'.")
-    return _by_sorting(draft, verifier, rule).reshape(p.shape)
+    return draft / draft.sum(-1, keepdim=True), verifier / verifier.sum(-1, keepdim=True)
 
 
-def _by_definition(draft: Tensor, verifier: Tensor, rule: AcceptanceRule) -> Tensor:
+class Emission(NamedTuple):
+    """What drafted positions emit."""
+
+    distribution: Tensor
+    """`h_alg`, `[rows, vocab]`."""
+    acceptance: Tensor
+    """The probability that the drafted token is accepted, `sum of p * phi`, `[rows]`."""
+
+    @classmethod
+    def of(cls, draft: Tensor, verifier: Tensor, rule: AcceptanceRule, method: str = "auto") -> Emission:
+        """From distributions that are known to be such.
+
+        Args:
+            draft, verifier (`torch.Tensor` of shape `[rows, vocab]`): `p` and `q`.
+            rule ([`AcceptanceRule`]): The rule; a parameter per sequence has one entry per row.
+            method (`str`): As in [`effective_distribution`].
+        """
+        if method == "auto":
+            target = rule.target(verifier, draft)
+            if target is not None:
+                return cls(target, torch.minimum(target, draft).sum(-1))
+            if isinstance(rule, ThresholdRule):
+                return cls(*rule.emitted(verifier, draft))
+            method = "sorted" if isinstance(rule, GammaRule) else "definition"
+        if method == "definition":
+            return cls(*_by_definition(draft, verifier, rule))
+        if method != "sorted" or not isinstance(rule, GammaRule):
+            raise ValueError(f"method={method!r} is not available for {rule!r}; use 'definition'.")
+        return cls(*_by_sorting(draft, verifier, rule))
+
+
+def is_quick(rule: AcceptanceRule) -> bool:
+    """Whether the effective distribution is known in O(vocab log vocab): for all rules of this package."""
+    if isinstance(rule, (GammaRule, ThresholdRule)):
+        return True
+    return type(rule).target is not AcceptanceRule.target
+
+
+def _by_definition(draft: Tensor, verifier: Tensor, rule: AcceptanceRule) -> tuple[Tensor, Tensor]:
     """The sum over drafted tokens, `[batch, vocab]`; one term per step, so that memory stays O(batch * vocab)."""
     batch, vocab = verifier.shape
-    emitted = torch.zeros_like(verifier)
+    emitted, accepted = torch.zeros_like(verifier), torch.zeros_like(verifier[:, 0])
     draft_rows, verifier_rows = Rows.from_probs(draft[:, None]), Rows.from_probs(verifier[:, None])
     for n in range(vocab):
         drafted = torch.full((batch,), n, device=verifier.device)
@@ -79,10 +117,11 @@ def _by_definition(draft: Tensor, verifier: Tensor, rule: AcceptanceRule) -> Ten
         recovery = weights / weights.sum(-1, keepdim=True)
         emitted += (draft[:, n] * (1 - phi))[:, None] * recovery
         emitted[:, n] += draft[:, n] * phi
-    return emitted
+        accepted += draft[:, n] * phi
+    return emitted, accepted
 
 
-def _by_sorting(draft: Tensor, verifier: Tensor, rule: GammaRule) -> Tensor:
+def _by_sorting(draft: Tensor, verifier: Tensor, rule: GammaRule) -> tuple[Tensor, Tensor]:
     """The same for a rule that raises one token, `[batch, vocab]`.
 
     After a rejection of `n`, `h_n < p_n` and the others are scaled by `s_n = (1 - gamma_n) / (1 - q_n) <= 1`. So
@@ -113,11 +152,7 @@ def _by_sorting(draft: Tensor, verifier: Tensor, rule: GammaRule) -> Tensor:
     scaled = from_the_end(weight_sorted * scale_sorted).gather(-1, above)
     plain = from_the_end(weight_sorted).gather(-1, above)
     emitted = draft * phi + (verifier * scaled - draft * plain).clamp(min=0)
-    # Tokens whose residual is numerically empty recover from h without themselves; see GammaRule.recovery_weights.
-    fallback = torch.where((rejected > 0) & (residual <= 0), rejected, 0.0)
-    for row, n in fallback.nonzero().tolist():
-        weights = rule.select(torch.tensor([row])).recovery_weights(
-            torch.tensor([n], device=draft.device), verifier[row : row + 1], draft[row : row + 1]
-        )[0]
-        emitted[row] += fallback[row, n] * weights / weights.sum()
-    return emitted
+    # Tokens whose residual is numerically empty recover from q without themselves; see GammaRule.recovery_weights.
+    fallback = torch.where((rejected > 0) & (residual <= 0) & (verifier < 1), rejected / (1 - verifier), 0.0)
+    emitted += verifier * (fallback.sum(-1, keepdim=True) - fallback)
+    return emitted, (draft * phi).sum(-1)

@@ -54,10 +54,12 @@ def run(setting: CallSettings, original: Generate, rule: AcceptanceRule) -> Any:
         ValueError: If the call asks for the fast engine by name, which cannot run it.
     """
     stock = "cactus_engine='stock' takes one sequence at a time."
-    reason = stock if setting.engine == "stock" else why_not_fast(setting)
+    reason = stock if setting.options.engine == "stock" else why_not_fast(setting)
     if reason is None:
         return run_fast(setting, original, rule)
-    if setting.engine == "fast":
+    if setting.options.verification == "block":
+        raise ValueError(f"cactus_verification='block' runs in the fast engine only. {reason}")
+    if setting.options.engine == "fast":
         raise ValueError(f"cactus_engine='fast' cannot run this call. {reason} Leave cactus_engine at 'auto'.")
     if setting.sequences > 1:
         warnings.warn(f"{reason} The {setting.sequences} sequences run one after another.", UserWarning, stacklevel=4)
@@ -128,6 +130,7 @@ def run_fast(setting: CallSettings, original: Generate, rule: AcceptanceRule) ->
         schedule = setting.draft_setting("num_assistant_tokens_schedule") or "constant"
     fast_call = FastCall(
         rule=rule,
+        options=setting.options,
         assistant_model=draft,
         num_assistant_tokens=int(count),
         schedule=schedule,
@@ -160,7 +163,8 @@ def run_stock(setting: CallSettings, rule: AcceptanceRule, original: Generate) -
         if cache is not None and cache.get_seq_length():
             # transformers' loop would feed the whole prompt behind what the cache holds of it.
             call.pop(name)
-    stock_call = StockCall(rule, {k: v for k, v in assisted.items() if v is not None}, _draft_settings(setting))
+    given = {name: value for name, value in assisted.items() if value is not None}
+    stock_call = StockCall(rule, setting.options, given, _draft_settings(setting))
     decoding = functools.partial(stock_decoding, cactus_call=stock_call)
     return _finish(original(**call, custom_generate=decoding), stock_call)
 

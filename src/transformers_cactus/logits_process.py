@@ -20,6 +20,7 @@ from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import CandidateGenerator
 
 from .acceptance import AcceptanceRule, Speculative
+from .divergences import certificate
 from .outputs import SequenceStatistics
 from .rows import Rows
 from .streaming import TokenByToken
@@ -39,6 +40,8 @@ class CactusLogitsProcessor(LogitsProcessor):
             the scores are left alone and no rule applies.
         keep_scores (`bool`, *optional*, defaults to `False`): Put the verifier's own processed scores back before the
             loop stores them as `outputs.scores`.
+        certify (`bool`, *optional*, defaults to `False`): Record what each position was really drawn from; see
+            [`SequenceStatistics`].
     """
 
     def __init__(
@@ -48,8 +51,10 @@ class CactusLogitsProcessor(LogitsProcessor):
         *,
         do_sample: bool = True,
         keep_scores: bool = False,
+        certify: bool = False,
     ):
         self.rule = rule
+        self.certify = certify
         self.stopping_criteria = StoppingCriteriaOnce(stopping_criteria or StoppingCriteriaList())
         self.do_sample = do_sample
         self.keep_scores = keep_scores
@@ -74,6 +79,7 @@ class CactusLogitsProcessor(LogitsProcessor):
         self._stopped_at: int | None = None
         self._lossless: list[bool] = []
         self._divergence: list[float] = []
+        self._certificate: list[float] = []
         self._round_scores: list[Tensor] = []
 
     def end_round(self, scores: Tensor, emitted: int) -> None:
@@ -90,7 +96,8 @@ class CactusLogitsProcessor(LogitsProcessor):
         for position, row in enumerate(self._round_scores[:emitted]):
             scores[:, position] = row
         self.scores += self._round_scores[:emitted]
-        self.statistics.add_round(drafted, self._lossless, self._divergence, emitted)
+        certified = self._certificate if self.certify else None
+        self.statistics.add_round(drafted, self._lossless, self._divergence, emitted, certified)
         self._block = None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -128,6 +135,7 @@ class CactusLogitsProcessor(LogitsProcessor):
             selected = scores
             if drafted is not None:
                 self._divergence.append(0.0)
+                self._certificate.append(0.0)
         self._ended = drafted is None or bool(token != drafted)
         if not self._ended:
             if not self.do_sample:
@@ -151,6 +159,8 @@ class CactusLogitsProcessor(LogitsProcessor):
                 for rule in (self.rule, Speculative())
             )
             self._divergence.append(self.rule.divergence(drafted[:, None], verifier, draft).item())
+            if self.certify:
+                self._certificate.append(certificate(drafted[:, None], verifier, draft, self.rule).item())
             if bool(accept):
                 self._lossless.append(bool(lossless))
                 return drafted

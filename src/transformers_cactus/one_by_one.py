@@ -36,7 +36,7 @@ def run_one_by_one(setting: CallSettings, rule: AcceptanceRule, single: Callable
     for row in range(size):
         call, padding = _row(setting, row, size)
         for _ in range(repeats):
-            row_setting = CallSettings(setting.model, call, setting.engine)
+            row_setting = CallSettings(setting.model, call, setting.options)
             outputs.append(single(row_setting, rule.select(torch.tensor([row]))))
             widths.append(padding)
     pad = setting["pad_token_id"]

@@ -34,8 +34,20 @@ class SequenceStatistics:
     """Origin of each emitted token."""
     divergence: list[float] = field(default_factory=list)
     """`KL(h || q)` in nats at each emitted token: 0 where nothing was raised."""
+    certificate: list[float] = field(default_factory=list)
+    """With `cactus_certificate=True`, the divergence from the verifier of the distribution that each emitted token was
+    really drawn from, in nats: `KL(h_alg || q)` at a drafted position, whether its token was accepted or recovered,
+    and 0 elsewhere. Its sum, averaged over sequences, is at least the divergence of the law of the whole text from the
+    verifier's (docs/certificate.md)."""
 
-    def add_round(self, drafted: int, lossless: list[bool], divergence: list[float], emitted: int) -> None:
+    def add_round(
+        self,
+        drafted: int,
+        lossless: list[bool],
+        divergence: list[float],
+        emitted: int,
+        certificate: list[float] | None = None,
+    ) -> None:
         """Appends a round.
 
         Args:
@@ -44,12 +56,17 @@ class SequenceStatistics:
             divergence (`list[float]`): `KL(h || q)` in nats at each drafted position, at least up to the first
                 rejection.
             emitted (`int`): Tokens emitted, fewer than `len(lossless) + 1` where a stopping condition cut the block.
+            certificate (`list[float]`, *optional*): `KL(h_alg || q)` in nats at each drafted position, as far as
+                `divergence`.
         """
         accepted = min(len(lossless), emitted)
         self.drafted_per_round.append(drafted)
         self.accepted_per_round.append(accepted)
         self.origins += [Origin.LOSSLESS if kept else Origin.DELTA for kept in lossless[:accepted]]
         self.divergence += divergence[:accepted]
+        if certificate is not None:
+            self.certificate += certificate[: min(emitted, drafted)]
+            self.certificate += [0.0] * (emitted - min(emitted, drafted))
         if emitted > accepted:
             rejected = accepted < drafted
             extra = Origin.RECOVERED if rejected else Origin.BONUS if drafted else Origin.PLAIN
@@ -99,6 +116,11 @@ class AcceptanceStatistics:
         return sum(self.divergence)
 
     @property
+    def total_certificate(self) -> float:
+        """Sum of `certificate`, in nats."""
+        return sum(self.certificate)
+
+    @property
     def drafted_per_round(self) -> list[int]:
         """Tokens drafted in each round."""
         return self._joined(lambda sequence: sequence.drafted_per_round)
@@ -117,6 +139,11 @@ class AcceptanceStatistics:
     def divergence(self) -> list[float]:
         """`KL(h || q)` in nats at each emitted token."""
         return [value for sequence in self.sequences for value in sequence.divergence]
+
+    @property
+    def certificate(self) -> list[float]:
+        """`KL` in nats of what each emitted token was drawn from; empty without `cactus_certificate=True`."""
+        return [value for sequence in self.sequences for value in sequence.certificate]
 
     def _joined(self, values: Callable[[SequenceStatistics], list[int]]) -> list[int]:
         return [value for sequence in self.sequences for value in values(sequence)]

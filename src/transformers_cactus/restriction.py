@@ -31,6 +31,7 @@ def verify_kept(
     block_lengths: Tensor | None = None,
     generator: torch.Generator | None = None,
     measure: bool = True,
+    certify: bool = False,
 ) -> Verification:
     """[`verify`] where few tokens are left: the same law of what comes out, from other random numbers.
 
@@ -55,7 +56,16 @@ def verify_kept(
         scores = draft_scores.gather(-1, ahead)
         probs = (scores if normalized else scores - draft_scores.logsumexp(-1, keepdim=True)).exp()
         draft = torch.cat([probs, (1 - probs.sum(-1, keepdim=True)).clamp(min=0)], dim=-1).log()
-    outcome = verify(tokens, verifier, draft, rule, block_lengths=block_lengths, generator=generator, measure=measure)
+    outcome = verify(
+        tokens,
+        verifier,
+        draft,
+        rule,
+        block_lengths=block_lengths,
+        generator=generator,
+        measure=measure,
+        certify=certify,
+    )
     # The place of the rest, which the verifier excludes, comes out only where the scores were no distribution.
     at = kept[torch.arange(len(kept), device=kept.device), outcome.accepted]
     next_token = at.gather(-1, outcome.next_token.clamp(max=rest - 1)[:, None])[:, 0]

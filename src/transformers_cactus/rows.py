@@ -8,6 +8,11 @@ import torch
 from torch import Tensor
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """The most accurate floating-point type that a device has."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 class Rows:
     """One distribution per position, given by scores that are log-probabilities up to a constant per row.
 

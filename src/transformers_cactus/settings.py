@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from . import _compat
+from .configuration import RunOptions
 
 DRAFT_OPTIONS = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 """Options of a `GenerationConfig` that bring a draft without an assistant model."""
@@ -16,9 +17,6 @@ PADDING_LIMIT = 1024
 """Vocabulary sizes further apart than this are taken for different tokenizers, not for one tokenizer padded twice
 (Qwen2.5's sizes differ by 128)."""
 
-ENGINES = ("auto", "fast", "stock")
-"""What `cactus_engine` takes."""
-
 
 class CallSettings:
     """A call's settings, as `generate` will see them: an argument, else the given config's, else the model's.
@@ -26,13 +24,13 @@ class CallSettings:
     Args:
         model (`PreTrainedModel`): The verifier.
         call (`dict`): The call's arguments by name, without the `cactus_*` options.
-        engine (`str`): The value of `cactus_engine`.
+        options ([`RunOptions`]): The `cactus_*` options that are not about the rule.
     """
 
-    def __init__(self, model: PreTrainedModel, call: dict[str, Any], engine: str):
+    def __init__(self, model: PreTrainedModel, call: dict[str, Any], options: RunOptions):
         self.model = _compat.bare(model)
         self.call = _without_equal_tokenizer(call)
-        self.engine = engine
+        self.options = options
 
     def __getitem__(self, name: str) -> Any:
         if name in self.call:
@@ -83,8 +81,10 @@ class CallSettings:
                 "assistant_early_exit=<layer> for a model trained for it."
             )
         self._check_draft()
-        if self.engine not in ENGINES:
-            raise ValueError(f"cactus_engine must be one of {', '.join(map(repr, ENGINES))}, got {self.engine!r}.")
+        if self.options.certificate and not self["return_dict_in_generate"]:
+            raise ValueError(
+                "cactus_certificate is reported on the output: pass return_dict_in_generate=True with it."
+            )
         if self["custom_generate"] is not None:
             raise ValueError("custom_generate and cactus options cannot be combined: both replace the decoding loop.")
         if (self["num_beams"] or 1) > 1:

@@ -15,7 +15,7 @@ from transformers.generation import CandidateGenerator
 
 from . import _compat
 from .acceptance import AcceptanceRule
-from .configuration import warn_of_context, warn_of_greedy
+from .configuration import RunOptions, warn_of_context, warn_of_greedy
 from .inputs import context_limit
 from .logits_process import CactusLogitsProcessor, DraftRecorder
 from .outputs import AcceptanceStatistics
@@ -27,6 +27,8 @@ class StockCall:
 
     rule: AcceptanceRule
     """The acceptance rule."""
+    options: RunOptions
+    """The `cactus_*` options that are not about the rule."""
     assisted: dict[str, Any]
     """Arguments of transformers' loop that `generate` does not pass on to a custom decoding method: the draft, the
     tokenizers, the streamer, `synced_gpus`."""
@@ -69,7 +71,11 @@ def stock_decoding(
         raise ValueError(f"{cactus_call.rule} has parameters for several prompts, the call has one.")
     keep_scores = bool(generation_config.return_dict_in_generate and generation_config.output_scores)
     processor = CactusLogitsProcessor(
-        cactus_call.rule, stopping_criteria, do_sample=bool(generation_config.do_sample), keep_scores=keep_scores
+        cactus_call.rule,
+        stopping_criteria,
+        do_sample=bool(generation_config.do_sample),
+        keep_scores=keep_scores,
+        certify=cactus_call.options.certificate,
     )
 
     def recorded(generator: CandidateGenerator) -> DraftRecorder:

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from . import divergences
 from .acceptance import AcceptanceRule, Speculative
-from .rows import Rows
+from .rows import Rows, widest_float
 
 FEW = 512
 """Numbers that take less time in Python than the dozen operations of PyTorch that they would need."""
@@ -29,6 +30,9 @@ class Verification(NamedTuple):
     `[batch, block]`; `None` where it was not asked for."""
     divergence: Tensor | None
     """`KL(h || q)` in nats at every drafted position, `[batch, block]`; `None` where it was not asked for."""
+    certificate: Tensor | None
+    """`KL(h_alg || q)` in nats of what every drafted position really emits, `[batch, block]`; `None` where it was not
+    asked for."""
     invalid: Tensor
     """Per sequence, `[batch]`: 0, or 1 or 2 where the verifier's or the draft's scores at position `accepted` are NaN,
     infinite or all `-inf`. `next_token` then means nothing."""
@@ -66,6 +70,7 @@ def verify(
     block_lengths: Tensor | None = None,
     generator: torch.Generator | None = None,
     measure: bool = True,
+    certify: bool = False,
 ) -> Verification:
     """Verifies a drafted block: the acceptance, recovery and bonus steps of speculative sampling (paper, Algorithm 1).
 
@@ -86,6 +91,7 @@ def verify(
         generator (`torch.Generator`, *optional*): Source of randomness, on the device of the scores.
         measure (`bool`, *optional*, defaults to `True`): Whether to compute `accepted_losslessly` and `divergence`.
             The latter reads whole rows where the rule does.
+        certify (`bool`, *optional*, defaults to `False`): Whether to compute `certificate`, which sorts whole rows.
 
     Returns:
         [`Verification`]. Call its `raise_if_invalid` unless the scores are known to be finite.
@@ -103,7 +109,7 @@ def verify(
         [2]
     """
     rule = Speculative() if rule is None else rule
-    _check_shapes(draft_tokens, verifier_scores, draft_scores, block_lengths)
+    check_shapes(draft_tokens, verifier_scores, draft_scores, block_lengths)
     batch, block = draft_tokens.shape
     device = verifier_scores.device
     vocab = verifier_scores.shape[-1]
@@ -120,11 +126,13 @@ def verify(
         draft_tokens = torch.where(drafted, draft_tokens, 0)
         verifier, draft = Rows(verifier_scores[:, :block]), None if draft_scores is None else Rows(draft_scores)
         accept = accept_tokens(draft_tokens, verifier, draft, rule, uniforms[:, :block])
+        certificate = divergences.certificate(draft_tokens, verifier, draft, rule) if certify else None
         accepted = (accept & drafted).long().cumprod(-1).sum(-1)
         if measure:
             accepted_losslessly = accept_tokens(draft_tokens, verifier, draft, Speculative(), uniforms[:, :block])
             divergence = rule.divergence(draft_tokens, verifier, draft)
     else:
+        certificate = torch.zeros(batch, 0, device=device) if certify else None
         accepted = torch.zeros(batch, dtype=torch.long, device=device)
         if measure:
             accepted_losslessly = torch.zeros(batch, 0, dtype=torch.bool, device=device)
@@ -144,7 +152,7 @@ def verify(
         if draft_probs is not None:
             invalid = torch.where(rejected & draft_probs[:, 0].isnan() & (invalid == 0), 2, invalid)
     next_token = sample(weights, uniforms[:, block])
-    return Verification(accepted, next_token, accepted_losslessly, divergence, invalid)
+    return Verification(accepted, next_token, accepted_losslessly, divergence, certificate, invalid)
 
 
 def verify_greedy(
@@ -154,7 +162,7 @@ def verify_greedy(
 
     Args and result as in [`verify`]; every accepted token counts as losslessly accepted.
     """
-    _check_shapes(draft_tokens, verifier_scores, None, block_lengths)
+    check_shapes(draft_tokens, verifier_scores, None, block_lengths)
     block = draft_tokens.shape[1]
     selected = verifier_scores.argmax(-1)
     accept = draft_tokens == selected[:, :block]
@@ -165,8 +173,8 @@ def verify_greedy(
     next_token = selected.gather(-1, at)
     # The maximum is NaN where any score is, and infinite where sampling would fail as well.
     highest = verifier_scores.gather(1, at[..., None].expand(-1, -1, verifier_scores.shape[-1])).amax(-1)
-    divergence = torch.zeros_like(accept, dtype=torch.float32)
-    return Verification(accepted, next_token[:, 0], accept, divergence, (~highest[:, 0].isfinite()).long())
+    none = torch.zeros_like(accept, dtype=torch.float32)
+    return Verification(accepted, next_token[:, 0], accept, none, none, (~highest[:, 0].isfinite()).long())
 
 
 def accept_tokens(
@@ -201,7 +209,7 @@ def sample(weights: Tensor, uniforms: Tensor) -> Tensor:
     if weights.device.type == "cpu" and weights.numel() <= FEW:
         drawn = map(_sample_row, weights.tolist(), uniforms.tolist())
         return torch.tensor(list(drawn))
-    work = torch.float32 if weights.device.type == "mps" else torch.float64
+    work = widest_float(weights.device)
     cumulative = weights.to(work).cumsum(-1)
     total = cumulative[:, -1:]
     # Rounding must not take the threshold up to the total, which no token lies above.
@@ -218,9 +226,10 @@ def _sample_row(weights: list[float], uniform: float) -> int:
     return min(bisect_right(cumulative, threshold), len(weights) - 1)
 
 
-def _check_shapes(
+def check_shapes(
     draft_tokens: Tensor, verifier_scores: Tensor, draft_scores: Tensor | None, block_lengths: Tensor | None
 ) -> None:
+    """Raises a `ValueError` where the arguments of [`verify`] do not fit together."""
     if draft_tokens.ndim != 2:
         raise ValueError(f"draft_tokens must have the shape [batch, block], got {list(draft_tokens.shape)}.")
     batch, block = draft_tokens.shape

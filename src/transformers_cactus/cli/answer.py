@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from ..outputs import Origin
-from .pieces import TextPieces
+from ..pieces import TextPieces
+from ..visualization import MEANINGS
 
 STYLES: dict[Origin, str] = {
     Origin.LOSSLESS: "green",
@@ -24,14 +25,6 @@ STYLES: dict[Origin, str] = {
     Origin.RECOVERED: "red underline",
     Origin.BONUS: "cyan",
     Origin.PLAIN: "",
-}
-
-MEANINGS: dict[Origin, str] = {
-    Origin.LOSSLESS: "drafted, kept as lossless speculative sampling would",
-    Origin.DELTA: "drafted, kept thanks to delta",
-    Origin.RECOVERED: "drawn again after a rejection",
-    Origin.BONUS: "drawn by the verifier after a fully kept block",
-    Origin.PLAIN: "drawn by the verifier, nothing was drafted",
 }
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import demo_command, export_command, generate_command
+from . import chat_command, demo_command, export_command, generate_command
 
 app = typer.Typer(
     name="transformers-cactus",
@@ -40,3 +40,4 @@ def _common(
 app.command(epilog=demo_command.EPILOG)(demo_command.demo)
 app.command(epilog=generate_command.EPILOG)(generate_command.generate)
 app.command(epilog=export_command.EPILOG)(export_command.export_hub)
+app.command(epilog=chat_command.EPILOG)(chat_command.chat)

@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ..parameters import check_parameter, per_sequence
+from ..rows import widest_float
 from .target import TargetRule
 
 GRID = 16
@@ -86,7 +87,7 @@ def normalizer(verifier_probs: Tensor, draft_probs: Tensor, ratio: Tensor) -> Te
     Returns:
         `torch.Tensor` of shape `[..., 1]` and of `q`'s dtype, in [1 / ratio, 1].
     """
-    work = torch.float32 if verifier_probs.device.type == "mps" else torch.float64
+    work = widest_float(verifier_probs.device)
     q, p = verifier_probs.to(work), torch.where(verifier_probs > 0, draft_probs, 0.0).to(work)
     by_ratio, order = torch.where(q > 0, p / q, torch.inf).sort(-1)
     q, p = q.gather(-1, order), p.gather(-1, order)

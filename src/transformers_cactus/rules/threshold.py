@@ -66,13 +66,17 @@ class ThresholdRule(AcceptanceRule):
         rejected = torch.where(recovered > 0, lost, 0.0).sum(-1)
         return torch.where(kept, -q_n[..., 0].log(), rejected).clamp(min=0)
 
-    def emitted(self, verifier_probs: Tensor, draft_probs: Tensor) -> Tensor:
-        """What a drafted position emits, `h_alg`, in O(vocab) but for what `accepts` needs.
+    def emitted(self, verifier_probs: Tensor, draft_probs: Tensor) -> tuple[Tensor, Tensor]:
+        """What a drafted position emits, `h_alg`, and how often it accepts, in O(vocab) but for what `accepts` needs.
 
         Args:
             verifier_probs, draft_probs (`torch.Tensor` of shape `[batch, vocab]`): `q` and `p`.
+
+        Returns:
+            `torch.Tensor` of shape `[batch, vocab]` and `torch.Tensor` of shape `[batch]`.
         """
         kept = draft_probs * self.accepts(verifier_probs, verifier_probs)
+        accepted = kept.sum(-1)
         weights = self.recovery(verifier_probs, draft_probs)
-        rejected = (draft_probs.sum(-1, keepdim=True) - kept.sum(-1, keepdim=True)).clamp(min=0)
-        return kept + rejected * weights / weights.sum(-1, keepdim=True)
+        rejected = (draft_probs.sum(-1) - accepted).clamp(min=0)
+        return kept + rejected[:, None] * weights / weights.sum(-1, keepdim=True), accepted
