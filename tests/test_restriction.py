@@ -55,7 +55,7 @@ def test_decides_as_over_the_whole_vocabulary(seed, rule, k, block, kind):
     def random():
         return torch.Generator().manual_seed(seed + 1)
 
-    common = {"block_lengths": lengths}
+    common = {"block_lengths": lengths, "certify": True}
     whole = verify(drafted, verifier_scores, draft, rule, generator=random(), **common)
     few = verify_kept(
         drafted,
@@ -71,6 +71,7 @@ def test_decides_as_over_the_whole_vocabulary(seed, rule, k, block, kind):
     inside = torch.arange(block) < lengths[:, None]
     assert torch.equal(few.accepted_losslessly[inside], whole.accepted_losslessly[inside])
     torch.testing.assert_close(few.divergence[inside], whole.divergence[inside])
+    torch.testing.assert_close(few.certificate[inside], whole.certificate[inside], atol=2e-6, rtol=1e-5)
     assert not few.invalid.any()
     allowed = verifier_scores[torch.arange(batch), few.accepted].isfinite()
     assert allowed.gather(1, few.next_token[:, None]).all()
