@@ -62,6 +62,30 @@ def test_a_draft_with_another_tokenizer(do_sample):
         assert torch.equal(output.sequences, plain)
 
 
+@pytest.mark.parametrize("engine", ["fast", "stock"])
+def test_case_7_vocabularies_of_one_size_with_other_meanings(engine):
+    # Both tokenizers are given, so drafted text is translated, and the text follows the verifier.
+    verifier, draft = build("llama"), build("llama", seed=1, hidden=32, layers=1)
+    ours, theirs = tiny_tokenizers.build(["ca"]), tiny_tokenizers.build(["th", "he", "an"])
+    assert len(ours) == len(theirs) == VOCAB
+    inputs = ours("the cat and the hat ", return_tensors="pt", return_token_type_ids=False)
+    options = {"assistant_model": draft, "tokenizer": ours, "assistant_tokenizer": theirs, **BLOCK}
+    torch.manual_seed(0)
+    output = transformers_cactus.generate(
+        verifier,
+        **inputs,
+        do_sample=True,
+        top_k=1,
+        max_new_tokens=16,
+        cactus_delta=0.0,
+        cactus_engine=engine,
+        return_dict_in_generate=True,
+        **options,
+    )
+    assert output.acceptance.drafted > 0
+    assert torch.equal(output.sequences, verifier.generate(**inputs, do_sample=False, max_new_tokens=16))
+
+
 @pytest.mark.filterwarnings("ignore:.*one after another.*:UserWarning")
 def test_a_batch_of_them_runs_one_after_another():
     output = transformers_cactus.generate(

@@ -109,8 +109,6 @@ def test_case_11_drafts_that_cannot_be_ragged(draft, inputs):
 @pytest.mark.parametrize("name", ["mamba", "qwen3_next"])
 def test_case_11_recurrent_verifiers_are_refused(name, inputs, engine):
     # transformers cannot run them assisted either: their state cannot be rolled back.
-    if engine == "stock" and inputs is INPUTS:
-        pytest.skip("the stock loop takes one sequence")
     with pytest.raises(ValueError, match=r"(state|assisted)"):
         fast(models(name)[0], inputs, assistant_model=models("llama")[1], cactus_engine=engine)
 

@@ -10,7 +10,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import tiny_models
 import transformers_cactus
-from fast_calls import IGNORE_GREEDY, drafts, fast, new_tokens, plain, plain_alone
+from fast_calls import IGNORE_GREEDY, drafts, fast, new_tokens, noisy_copy, plain, plain_alone, rows_alone
 
 pytestmark = pytest.mark.filterwarnings(IGNORE_GREEDY)
 
@@ -119,7 +119,7 @@ def test_case_24_confidence_threshold(fresh, of_draft):
 def test_case_24_sampled_text_with_a_confidence_threshold_is_in_order():
     verifier, draft = models()
     torch.manual_seed(0)
-    output = fast(verifier, INPUTS, assistant_model=draft, do_sample=True, assistant_confidence_threshold=0.5)
+    output = fast(verifier, INPUTS, assistant_model=draft, do_sample=True, assistant_confidence_threshold=0.2)
     assert output.acceptance.emitted == 48 and len(set(drafted(output))) > 2
 
 
@@ -154,6 +154,17 @@ def test_case_24_schedule_in_a_batch_of_rows_far_apart():
     )
     assert new_tokens(output, inputs) == plain_alone(verifier, inputs, max_new_tokens=60)
     assert max(drafted(output)) > 12
+
+
+def test_a_schedule_is_each_sequences_own():
+    verifier, _ = models()
+    draft = noisy_copy(verifier)
+    inputs = tiny_models.prompts([7, 4, 9, 5])
+    options = {"assistant_model": draft, "num_assistant_tokens_schedule": "heuristic", "max_new_tokens": 60}
+    rows = fast(verifier, inputs, **options).acceptance.sequences
+    alone = [fast(verifier, row, **options).acceptance.sequences[0] for row in rows_alone(inputs)]
+    assert [row.drafted_per_round for row in rows] == [row.drafted_per_round for row in alone]
+    assert len({tuple(row.drafted_per_round) for row in rows}) == 4
 
 
 @pytest.mark.parametrize("kind", ["other", "look-up"])

@@ -48,9 +48,8 @@ class FastCall:
     options: RunOptions
     """The `cactus_*` options that are not about the rule."""
     schedule: str = "constant"
-    """`num_assistant_tokens_schedule`: with `"heuristic"` or `"heuristic_transient"` a block gets 2 tokens longer
-    after a round in which every sequence kept its whole block, else 1 shorter. Within the call: no config is changed.
-    """
+    """`num_assistant_tokens_schedule`: with `"heuristic"` or `"heuristic_transient"` a sequence's block gets 2 tokens
+    longer after a round in which it kept its whole block, else 1 shorter. Within the call: no config is changed."""
     confidence_threshold: float = 0.0
     """See [`ModelDrafter`]."""
     max_ngram_size: int = 2
@@ -135,7 +134,7 @@ class _FastLoop:
         self.kept_scores = _row_lists(prompt_lengths, returns_dict and generation_config.output_scores)
         self.kept_logits = _row_lists(prompt_lengths, returns_dict and generation_config.output_logits)
 
-        self.block_size = call.num_assistant_tokens
+        self.block_sizes = [call.num_assistant_tokens] * len(prompt_lengths)
         self.draft_limit: int | None = None
         self.warned_of_context = False
         self.rule = rule_for_batch(call.rule, len(input_ids), generation_config.num_return_sequences or 1)
@@ -165,7 +164,8 @@ class _FastLoop:
     def _draft(self) -> Block:
         sequences = self.sequences
         # The verifier adds a token to every block.
-        count = min(self.block_size, self.limit - min(sequences.ends) - 1)
+        wanted = [min(n, self.limit - end - 1) for n, end in zip(self.block_sizes, sequences.ends, strict=True)]
+        count = max(wanted)
         longest = max(sequences.lengths())
         if self.draft_limit is not None and self.draft_limit - longest < count:
             count = self.draft_limit - longest
@@ -176,9 +176,7 @@ class _FastLoop:
             return Block(sequences.last.new_empty(sequences.batch_size, 0), None, [0] * sequences.batch_size)
         block = self.drafter.propose(sequences, count)
         # A row that is ahead of others keeps as many as it would draft alone: with a budget its law depends on that.
-        return block._replace(
-            lengths=[min(n, self.limit - end - 1) for n, end in zip(block.lengths, sequences.ends, strict=True)]
-        )
+        return block._replace(lengths=[min(drafted, own) for drafted, own in zip(block.lengths, wanted, strict=True)])
 
     # 2. Run the verifier over each row's last token and its block.
     def _verifier_logits(self, block: Block) -> Tensor:
@@ -238,8 +236,10 @@ class _FastLoop:
             finished.append(ended)
             self._record(row, block, table[row], new, accepted[row], scores, logits)
         if self.call.schedule != "constant" and size:
-            full = accepted == block.lengths
-            self.block_size = self.block_size + 2 if full else max(1, self.block_size - 1)
+            self.block_sizes = [
+                n + 2 if count == length else max(1, n - 1)
+                for n, count, length in zip(self.block_sizes, accepted, block.lengths, strict=True)
+            ]
         if size:
             self.drafter.commit([min(count, len(new)) for count, new in zip(accepted, tokens, strict=True)])
         return tokens, finished
@@ -295,6 +295,7 @@ class _FastLoop:
         if not any(finished):
             return
         kept = [row for row, ended in enumerate(finished) if not ended]
+        self.block_sizes = [self.block_sizes[row] for row in kept]
         self.sequences.keep(kept)
         if kept:
             index = torch.tensor(kept, device=self.input_ids.device)
