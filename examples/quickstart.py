@@ -1,17 +1,21 @@
-"""Three ways to generate with Cactus, on the model pair that comes with the package."""
+"""Three ways to generate with Cactus.
 
+python examples/quickstart.py
+python examples/quickstart.py --verifier Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
+"""
+
+from models import SAMPLING, pair_from_command_line
 from transformers import GenerationConfig
 
 import transformers_cactus
-from transformers_cactus.demo import load_pair
 
 # Any two models with one tokenizer will do: AutoModelForCausalLM.from_pretrained(...) and AutoTokenizer as usual.
-verifier, draft, tokenizer = load_pair()
+verifier, draft, tokenizer = pair_from_command_line(__doc__)
 
 messages = [{"role": "user", "content": "Give me three tips for learning to cook."}]
 inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")
 inputs = inputs.to(verifier.device)
-sampling = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 60}
+sampling = {**SAMPLING, "max_new_tokens": 60}
 
 
 def show(title, output):

@@ -237,7 +237,11 @@ def look_up_drafter(prompt: Text, block: int, new_tokens: int, vocab: int, engin
 
 
 def exact_law(
-    verifier: Distributions, drafter: Drafter, new_tokens: int, rule: str, budget: float = 0.0
+    verifier: Distributions,
+    drafter: Drafter,
+    new_tokens: int,
+    rule: str,
+    budget: float | Callable[[Text], float] = 0.0,
 ) -> dict[Outcome, float]:
     """The joint law of the generated tokens and their origins.
 
@@ -246,7 +250,7 @@ def exact_law(
         drafter: what is drafted.
         new_tokens: how many tokens are generated.
         rule: its name.
-        budget: delta, or the rule's own parameter.
+        budget: delta, or the rule's own parameter; where it is a function, given the tokens before a position.
     """
     finished: dict[Outcome, float] = defaultdict(float)
     # Outcomes so far that a round starts from, by length: a round only makes them longer.
@@ -271,7 +275,9 @@ def exact_law(
                     p = distribution(text)
                     key = text, p.tobytes()
                     if key not in emitted_at:
-                        emitted_at[key] = drafted_position(p, verifier[text], rule, budget)
+                        emitted_at[key] = drafted_position(
+                            p, verifier[text], rule, budget(text) if callable(budget) else budget
+                        )
                     for origin, probabilities in emitted_at[key].items():
                         for token in np.flatnonzero(probabilities > 0):
                             outcome = (*text, int(token)), (*origins, origin)

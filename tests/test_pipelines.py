@@ -9,6 +9,7 @@ from transformers import GenerationConfig, TextIteratorStreamer
 from transformers.pipelines.pt_utils import KeyDataset
 
 import tiny_models
+import tiny_speech
 import tiny_tokenizers
 import transformers_cactus
 from transformers_cactus import engines
@@ -130,17 +131,11 @@ def test_wrong_options(pipe):
 
 def test_speech(runs):
     verifier, draft = tiny_models.pair("whisper")
-    letters = [chr(code) for code in range(33, 127)]
-    specials = ["<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>"]
-    vocabulary = {token: index for index, token in enumerate([*letters, *specials])}
-    tokenizer = transformers.WhisperTokenizer(vocab=vocabulary, merges=[])
-    tokenizer.pad_token = "<|endoftext|>"
-    features = transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1, hop_length=400, n_fft=400)
     pipe = transformers_cactus.pipeline(
         "automatic-speech-recognition",
         model=verifier,
-        tokenizer=tokenizer,
-        feature_extractor=features,
+        tokenizer=tiny_speech.tokenizer(),
+        feature_extractor=tiny_speech.feature_extractor(),
         assistant_model=draft,
         device="cpu",
         cactus_delta=0.25,

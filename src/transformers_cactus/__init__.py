@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .adapters import without_adapter
     from .block_verification import verify_block
     from .conversation import Conversation, Reply
+    from .delta_plan import DeltaBetween
     from .divergences import EffectiveDivergence, effective_divergence
     from .effective import effective_distribution
     from .integration import disable, enable, enabled, generate
@@ -36,6 +37,7 @@ _MODULES = {
     "adapters": ("without_adapter",),
     "conversation": ("Conversation", "Reply"),
     "block_verification": ("verify_block",),
+    "delta_plan": ("DeltaBetween",),
     "divergences": ("EffectiveDivergence", "effective_divergence"),
     "effective": ("effective_distribution",),
     "integration": ("disable", "enable", "enabled", "generate"),
@@ -67,6 +69,7 @@ __all__ = [
     "CactusLogitsProcessor",
     "ChiSquare",
     "Conversation",
+    "DeltaBetween",
     "EffectiveDivergence",
     "Ensemble",
     "FDivergence",

@@ -15,6 +15,7 @@ A draft without probabilities (prompt look-up, a greedy draft) is passed as `Non
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from .parameters import check_parameter, per_sequence
 from .rows import Rows
 
 RuleT = TypeVar("RuleT", bound="AcceptanceRule")
+BudgetRuleT = TypeVar("BudgetRuleT", bound="BudgetRule")
 
 
 class AcceptanceRule(ABC):
@@ -80,6 +82,14 @@ class AcceptanceRule(ABC):
             `torch.Tensor` of shape `[batch, ..., vocab]`, which sums to 1 along the last dimension.
         """
         return None
+
+    def at(self: RuleT, positions: Tensor) -> RuleT:
+        """The same rule at one position of each sequence's block, for [`BudgetRule.with_deltas`].
+
+        Args:
+            positions (`torch.LongTensor` of shape `[batch]`): The positions.
+        """
+        return self
 
     @property
     def is_lossless(self) -> bool:
@@ -195,6 +205,22 @@ class BudgetRule(GammaRule):
 
     def __post_init__(self) -> None:
         check_parameter("delta", self.delta, unit="a budget")
+
+    def with_deltas(self: BudgetRuleT, deltas: Tensor) -> BudgetRuleT:
+        """The same rule with other budgets, which are taken as they are: checking them would wait for the device.
+
+        Args:
+            deltas (`torch.Tensor` of shape `[batch]` or `[batch, block]`): Budgets, the latter for each position.
+        """
+        rule = copy.copy(self)
+        object.__setattr__(rule, "delta", deltas)
+        return rule
+
+    @override
+    def at(self: BudgetRuleT, positions: Tensor) -> BudgetRuleT:
+        if isinstance(self.delta, Tensor) and self.delta.ndim > 1:
+            return self.with_deltas(self.delta.gather(1, positions[:, None])[:, 0])
+        return self
 
     @property
     @override

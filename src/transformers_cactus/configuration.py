@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .acceptance import AcceptanceRule, Cactus, CactusExact, Lenience, Speculative
+from .acceptance import AcceptanceRule, BudgetRule, Cactus, CactusExact, Lenience, Speculative
 from .block_verification import target_rule
+from .delta_plan import DeltaPlan, Schedule
 from .effective import is_quick
+from .parameters import check_parameter
 from .rules import (
     ChiSquare,
     Ensemble,
@@ -63,7 +65,14 @@ ENGINES = ("auto", "fast", "stock")
 VERIFICATIONS = ("token", "block")
 """What `cactus_verification` takes."""
 
-OPTIONS = ("cactus_rule", *PARAMETERS, "cactus_engine", "cactus_certificate", "cactus_verification")
+OPTIONS = (
+    "cactus_rule",
+    *PARAMETERS,
+    "cactus_budget",
+    "cactus_engine",
+    "cactus_certificate",
+    "cactus_verification",
+)
 """Every option."""
 
 
@@ -81,8 +90,14 @@ class RunOptions:
     """`cactus_certificate`."""
     verification: str = "token"
     """`cactus_verification`."""
+    budget: float | Tensor | None = None
+    """`cactus_budget`; one number per prompt where it is a tensor."""
+    schedule: Schedule | None = None
+    """`cactus_delta`, where it is a function of the generated text."""
 
     def __post_init__(self) -> None:
+        if self.budget is not None:
+            check_parameter("cactus_budget", self.budget, unit="nats for each sequence")
         if self.engine not in ENGINES:
             raise ValueError(f"cactus_engine must be one of {', '.join(map(repr, ENGINES))}, got {self.engine!r}.")
         if not isinstance(self.certificate, bool):
@@ -96,7 +111,16 @@ class RunOptions:
     def of(cls, options: Mapping[str, Any]) -> RunOptions:
         """Those among all options, `None` where unset."""
         given = {field.name: options.get(f"cactus_{field.name}") for field in dataclasses.fields(cls)}
+        given["budget"] = _numbers("cactus_budget", given["budget"])
+        if callable(options.get("cactus_delta")):
+            given["schedule"] = options["cactus_delta"]
         return cls(**{name: value for name, value in given.items() if value is not None})
+
+    def of_prompt(self, row: int) -> RunOptions:
+        """The options for one prompt."""
+        if not isinstance(self.budget, Tensor) or not self.budget.ndim:
+            return self
+        return dataclasses.replace(self, budget=self.budget[row : row + 1])
 
 
 def pop_options(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -134,8 +158,12 @@ def build_rule(options: Mapping[str, Any]) -> AcceptanceRule | None:
         TypeError, ValueError: If the rule is unknown, or a parameter is missing, of the wrong type or out of range.
     """
     about_run = {f"cactus_{field.name}" for field in dataclasses.fields(RunOptions)}
+    unset = (None, False)
+    given_for_run = [name for name in about_run - {"cactus_engine"} if all(options.get(name) is not x for x in unset)]
     options = {name: value for name, value in options.items() if value is not None and name not in about_run}
     if not options:
+        if given_for_run:
+            raise ValueError(f"{_listed(given_for_run)} needs a rule: pass cactus_delta or cactus_rule beside it.")
         return None
     rule = options.pop("cactus_rule", "cactus")
     if isinstance(rule, AcceptanceRule):
@@ -162,6 +190,9 @@ def build_rule(options: Mapping[str, Any]) -> AcceptanceRule | None:
     for option in options.keys() - takes.keys():
         warnings.warn(f"{option} has no effect with cactus_rule={rule!r}.", UserWarning, stacklevel=4)
     given = {name: _numbers(option, options[option]) for option, name in takes.items() if option in options}
+    if "delta" in takes.values() and callable(given["delta"]):
+        # What it returns is checked like any delta, before anything runs.
+        given["delta"] = given["delta"]([])
     return RULES[rule](**given)
 
 
@@ -173,6 +204,16 @@ def parameters_of(rule: str) -> dict[str, str]:
 
 def check_together(rule: AcceptanceRule, options: RunOptions) -> None:
     """Raises for options that do not go with the rule."""
+    if options.budget is not None and not isinstance(rule, BudgetRule):
+        raise ValueError(
+            f"cactus_budget cuts delta to what is left, and {rule} has no delta. It goes with 'cactus', "
+            "'cactus-exact' and the other rules that take cactus_delta."
+        )
+    if options.verification == "block" and (options.budget is not None or options.schedule is not None):
+        raise ValueError(
+            "cactus_verification='block' is for rules whose target does not depend on the drafted token: leave out "
+            "cactus_budget and a schedule for cactus_delta."
+        )
     if options.verification == "block":
         target_rule(rule)
         if options.certificate and not rule.is_lossless:
@@ -185,6 +226,33 @@ def check_together(rule: AcceptanceRule, options: RunOptions) -> None:
             f"cactus_certificate is not available for {rule}: it is none of this package's kinds of rule (a "
             "GammaRule, or one with a target), and for others the distribution that is emitted takes O(vocab^2)."
         )
+
+
+def delta_plan(rule: AcceptanceRule, options: RunOptions, prompts: int, repeats: int = 1) -> DeltaPlan | None:
+    """The plan for a call's budgets, `None` where the rule's own number is all there is to it.
+
+    Args:
+        rule ([`AcceptanceRule`]): The rule, with one parameter per sequence where it has several.
+        options ([`RunOptions`]): The call's options.
+        prompts (`int`): How many prompts the call has.
+        repeats (`int`, *optional*, defaults to 1): Sequences for each prompt.
+
+    Raises:
+        ValueError: If there are budgets for another number of prompts.
+    """
+    if options.schedule is None and options.budget is None:
+        return None
+    assert isinstance(rule, BudgetRule)
+    budget = None
+    if options.budget is not None:
+        budget = torch.as_tensor(options.budget, dtype=torch.float64).cpu().reshape(-1)
+        if len(budget) not in (1, prompts) or (isinstance(options.budget, Tensor) and len(budget) != prompts):
+            raise ValueError(
+                f"cactus_budget has {len(budget)} numbers, the call has {prompts} prompts: give one number, or one "
+                "for each prompt."
+            )
+        budget = budget.expand(prompts).repeat_interleave(repeats)
+    return DeltaPlan(rule, options.schedule, budget)
 
 
 def warn_of_greedy(rule: AcceptanceRule) -> None:

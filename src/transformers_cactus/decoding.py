@@ -20,12 +20,14 @@ from . import _compat
 from .acceptance import AcceptanceRule
 from .block_verification import verify_block
 from .cache import RaggedCache
-from .configuration import RunOptions, warn_of_context, warn_of_greedy
+from .configuration import RunOptions, delta_plan, warn_of_context, warn_of_greedy
+from .delta_plan import DeltaPlan
 from .drafting import Block, Drafter, GeneratorDrafter, ModelDrafter, PromptLookupDrafter
 from .inputs import context_limit, forward_inputs, left_align, prefill
 from .outputs import AcceptanceStatistics, SequenceStatistics
 from .processing import BlockProcessor, Processed
 from .restriction import can_restrict, verify_kept
+from .rows import Rows
 from .sequences import Sequences
 from .stopping import BlockStopping
 from .verification import Verification, raise_if_invalid, verify, verify_greedy
@@ -137,7 +139,9 @@ class _FastLoop:
         self.block_sizes = [call.num_assistant_tokens] * len(prompt_lengths)
         self.draft_limit: int | None = None
         self.warned_of_context = False
-        self.rule = rule_for_batch(call.rule, len(input_ids), generation_config.num_return_sequences or 1)
+        repeats = generation_config.num_return_sequences or 1
+        self.rule = rule_for_batch(call.rule, len(input_ids), repeats)
+        self.plan = delta_plan(self.rule, call.options, len(input_ids) // repeats, repeats)
         self.drafter = self._drafter(prompt_lengths, model_kwargs)
         self.unfed: Tensor | None = None
         given = model_kwargs.get(_compat.cache_argument(model))
@@ -199,14 +203,27 @@ class _FastLoop:
             lengths = torch.tensor(block.lengths, device=scores.device)
         if not self.do_sample:
             return verify_greedy(block.tokens, scores, block_lengths=lengths)
-        options = self.call.options
-        arguments = (block.tokens, scores, block.scores, self.rule)
+        rule, options, spent = self.rule, self.call.options, None
+        if self.plan is not None and block.tokens.shape[1]:
+            rule, spent = self._planned(self.plan, block, scores)
+        arguments = (block.tokens, scores, block.scores, rule)
         if options.verification == "block":
             return verify_block(*arguments, block_lengths=lengths, measure=self.counts)
-        wanted: dict[str, Any] = {"measure": self.counts, "certify": options.certificate}
-        if kept is not None and can_restrict(self.rule):
-            return verify_kept(*arguments, kept, normalized=block.normalized, block_lengths=lengths, **wanted)
-        return verify(*arguments, block_lengths=lengths, **wanted)
+        wanted: dict[str, Any] = {"measure": self.counts, "certify": options.certificate and spent is None}
+        if kept is not None and can_restrict(rule):
+            outcome = verify_kept(*arguments, kept, normalized=block.normalized, block_lengths=lengths, **wanted)
+        else:
+            outcome = verify(*arguments, block_lengths=lengths, **wanted)
+        return outcome if spent is None else outcome._replace(certificate=spent)
+
+    def _planned(self, plan: DeltaPlan, block: Block, scores: Tensor) -> tuple[AcceptanceRule, Tensor | None]:
+        """The rule with a budget for each position, and what each would spend."""
+        generated = [self.emitted[origin] for origin in self.sequences.rows]
+        # What lies beyond a row's length may be no token at all.
+        beyond = torch.arange(block.tokens.shape[1]) >= torch.tensor(block.lengths)[:, None]
+        tokens = block.tokens.masked_fill(beyond.to(block.tokens.device), 0)
+        draft = None if block.scores is None else Rows(block.scores)
+        return plan.for_block(generated, tokens, block.lengths, Rows(scores[:, :-1]), draft)
 
     # 4. Bring the outcome to the host, and cut it where a row ends.
     def _accept(
@@ -214,10 +231,10 @@ class _FastLoop:
     ) -> tuple[list[list[int]], list[bool]]:
         sequences, size = self.sequences, block.tokens.shape[1]
         columns = [outcome.accepted[:, None], outcome.next_token[:, None], outcome.invalid[:, None], block.tokens]
-        if outcome.accepted_losslessly is not None and outcome.divergence is not None:
+        if self.counts and size and outcome.accepted_losslessly is not None and outcome.divergence is not None:
             columns += [outcome.accepted_losslessly, outcome.divergence]
-            if outcome.certificate is not None:
-                columns.append(outcome.certificate)
+        if outcome.certificate is not None and size:
+            columns.append(outcome.certificate)
         # float64 holds token ids exactly, so one transfer takes everything.
         table = torch.cat([column.double() for column in columns], dim=1).tolist()
         raise_if_invalid([int(row[2]) for row in table], [int(row[0]) for row in table], sequences.rows)
@@ -260,12 +277,14 @@ class _FastLoop:
     ) -> None:
         origin, size = self.sequences.rows[row], block.tokens.shape[1]
         self.emitted[origin] += new
+        measured = 3 + size
+        # Nothing in the table where it was not computed: without sampling, or for a lossless block.
+        certificate = decided[measured + (2 * size if self.counts else 0) :] or [0.0] * size
+        if self.plan is not None:
+            self.plan.spend(row, sum(certificate[: min(len(new), block.lengths[row])]))
         if self.counts:
-            lossless = [bool(flag) for flag in decided[3 + size : 3 + size + accepted]]
-            divergence, certificate = decided[3 + 2 * size : 3 + 3 * size], decided[3 + 3 * size :]
-            if self.call.options.certificate and not certificate:
-                # Block verification of a lossless rule.
-                certificate = [0.0] * size
+            lossless = [bool(flag) for flag in decided[measured : measured + accepted]]
+            divergence = decided[measured + size : measured + 2 * size]
             certified = certificate if self.call.options.certificate else None
             self.statistics[origin].add_round(block.lengths[row], lossless, divergence, len(new), certified)
         if self.kept_scores is not None:
@@ -302,6 +321,8 @@ class _FastLoop:
             self.cache.keep_rows(kept)
             self.drafter.keep(kept)
             self.rule = self.rule.select(index)
+            if self.plan is not None:
+                self.plan.keep(kept)
 
     def _drafter(self, prompt_lengths: list[int], model_kwargs: dict[str, Any]) -> Drafter:
         call = self.call

@@ -90,12 +90,20 @@ def certificate(tokens: Tensor, verifier: Rows, draft: Rows | None, rule: Accept
     """
     if draft is None:
         return rule.divergence(tokens, verifier, None)
-    columns = []
-    work = widest_float(tokens.device)
-    for position in range(tokens.shape[1]):
-        at = torch.full_like(tokens[:, 0], position)
-        q = verifier.probs_at(at).to(work)
-        p = draft.probs_at(at, q.shape[-1]).to(work)
-        p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
-        columns.append(kl(Emission.of(p, q, rule).distribution, q))
+    columns = [
+        divergence_at(position, tokens, verifier, draft, rule.at(torch.full_like(tokens[:, 0], position)))
+        for position in range(tokens.shape[1])
+    ]
     return torch.stack(columns, dim=1)
+
+
+def divergence_at(position: int, tokens: Tensor, verifier: Rows, draft: Rows | None, rule: AcceptanceRule) -> Tensor:
+    """One column of [`certificate`], `[batch]`, for a rule without budgets per position."""
+    at = torch.full_like(tokens[:, 0], position)
+    work = widest_float(tokens.device)
+    q = verifier.probs_at(at).to(work)
+    q = q / q.sum(-1, keepdim=True)
+    if draft is None:
+        return rule.divergence(tokens[:, position : position + 1], Rows.from_probs(q[:, None]), None)[:, 0]
+    p = draft.probs_at(at, q.shape[-1]).to(work)
+    return kl(Emission.of(p / p.sum(-1, keepdim=True), q, rule).distribution, q)

@@ -29,7 +29,13 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         cactus_delta (`float`, `list` or `torch.Tensor` of shape `[batch]`, *optional*): Budget in nats for raising a
             drafted token's probability, at least 0; one for all sequences or one for each. 0 is lossless speculative
             sampling. `None` turns off what the generation config says. In the divergence's own unit with
-            `"chi-square"`, `"total-variation"` and `"squared-hellinger"`.
+            `"chi-square"`, `"total-variation"` and `"squared-hellinger"`. Or a schedule: a function that gets the list
+            of a sequence's generated tokens before a position and returns the budget there, such as [`DeltaBetween`];
+            it is called for every drafted position, which takes one transfer of the block to the host.
+        cactus_budget (`float`, `list` or `torch.Tensor` of shape `[batch]`, *optional*): Nats that a sequence may
+            spend in all, for rules with a `cactus_delta`. Counted in the divergence that is really spent (as in
+            `cactus_certificate`, at the same price), and never exceeded: the last delta is cut to what is left, and
+            from there on nothing is spent. Waits for the device at every drafted position.
         cactus_rule (`str` or [`AcceptanceRule`], *optional*, defaults to `"cactus"`): `"cactus"` ([`Cactus`]),
             `"cactus-exact"`, `"chi-square"`, `"ensemble"`, `"jensen-shannon"`, `"lenience"`, `"optimal"`,
             `"reverse-kl"`, `"speculative"`, `"squared-hellinger"`, `"top-k"`, `"total-variation"`, `"typical"`, or a

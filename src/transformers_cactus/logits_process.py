@@ -20,6 +20,7 @@ from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import CandidateGenerator
 
 from .acceptance import AcceptanceRule, Speculative
+from .delta_plan import DeltaPlan
 from .divergences import certificate
 from .outputs import SequenceStatistics
 from .rows import Rows
@@ -42,6 +43,7 @@ class CactusLogitsProcessor(LogitsProcessor):
             loop stores them as `outputs.scores`.
         certify (`bool`, *optional*, defaults to `False`): Record what each position was really drawn from; see
             [`SequenceStatistics`].
+        plan ([`DeltaPlan`], *optional*): The budgets of the positions, where they are not the rule's own.
     """
 
     def __init__(
@@ -52,9 +54,12 @@ class CactusLogitsProcessor(LogitsProcessor):
         do_sample: bool = True,
         keep_scores: bool = False,
         certify: bool = False,
+        plan: DeltaPlan | None = None,
     ):
         self.rule = rule
         self.certify = certify
+        self.plan = plan
+        self._prompt_length: int | None = None
         self.stopping_criteria = StoppingCriteriaOnce(stopping_criteria or StoppingCriteriaList())
         self.do_sample = do_sample
         self.keep_scores = keep_scores
@@ -74,6 +79,8 @@ class CactusLogitsProcessor(LogitsProcessor):
         """
         self._block = sequence
         self._prefix_length = prefix_length
+        if self._prompt_length is None:
+            self._prompt_length = prefix_length
         self._draft_scores = draft_scores
         self._ended = False
         self._stopped_at: int | None = None
@@ -128,7 +135,7 @@ class CactusLogitsProcessor(LogitsProcessor):
         if self.keep_scores:
             self._round_scores.append(scores.clone())
         if self.do_sample:
-            token = self._sample_position(position, drafted, scores)
+            token = self._sample_position(position, drafted, scores, input_ids[0, self._prompt_length :])
             selected = _only(token, scores)
         else:
             token = scores.argmax(dim=-1)
@@ -147,20 +154,26 @@ class CactusLogitsProcessor(LogitsProcessor):
                 self._stopped_at = length
         return selected
 
-    def _sample_position(self, position: int, drafted: Tensor | None, scores: Tensor) -> Tensor:
+    def _sample_position(self, position: int, drafted: Tensor | None, scores: Tensor, generated: Tensor) -> Tensor:
         """The token of one position, `[1]`: the drafted one, a recovery or a bonus token."""
         verifier = Rows(scores[:, None])
         draft_scores = None if self._draft_scores is None else self._draft_scores[:, position : position + 1]
         draft = None if draft_scores is None or drafted is None else Rows(draft_scores)
         uniforms = torch.rand(1, 2, device=scores.device)
+        rule = self.rule
         if drafted is not None:
+            tokens, spent = drafted[:, None], None
+            if self.plan is not None:
+                rule, spent = self.plan.for_block([generated.tolist()], tokens, [1], verifier, draft)
+            if spent is not None and self.plan is not None:
+                self.plan.spend(0, spent.item())
             accept, lossless = (
-                accept_tokens(drafted[:, None], verifier, draft, rule, uniforms[:, :1])
-                for rule in (self.rule, Speculative())
+                accept_tokens(tokens, verifier, draft, one, uniforms[:, :1]) for one in (rule, Speculative())
             )
-            self._divergence.append(self.rule.divergence(drafted[:, None], verifier, draft).item())
+            self._divergence.append(rule.divergence(tokens, verifier, draft).item())
             if self.certify:
-                self._certificate.append(certificate(drafted[:, None], verifier, draft, self.rule).item())
+                spent = certificate(tokens, verifier, draft, rule) if spent is None else spent
+                self._certificate.append(spent.item())
             if bool(accept):
                 self._lossless.append(bool(lossless))
                 return drafted
@@ -172,7 +185,7 @@ class CactusLogitsProcessor(LogitsProcessor):
             draft_probs = None if draft is None else draft.probs_at(first, scores.shape[-1])
             if draft_probs is not None and bool(draft_probs[:, 0].isnan()):
                 raise_if_invalid([2], [position])
-            weights = self.rule.recovery_weights(drafted, weights, draft_probs)
+            weights = rule.at(first).recovery_weights(drafted, weights, draft_probs)
         return sample(weights, uniforms[:, 1])
 
 

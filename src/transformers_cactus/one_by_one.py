@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.utils import ModelOutput
 
 from .acceptance import AcceptanceRule
+from .configuration import delta_plan
 from .decoding import rule_for_batch
 from .outputs import AcceptanceStatistics
 from .settings import CallSettings
@@ -32,11 +33,12 @@ def run_one_by_one(setting: CallSettings, rule: AcceptanceRule, single: Callable
     """
     size, repeats = setting.batch_size, setting["num_return_sequences"] or 1
     rule_for_batch(rule, size * repeats, repeats)
+    delta_plan(rule, setting.options, size)
     outputs, widths = [], []
     for row in range(size):
         call, padding = _row(setting, row, size)
         for _ in range(repeats):
-            row_setting = CallSettings(setting.model, call, setting.options)
+            row_setting = CallSettings(setting.model, call, setting.options.of_prompt(row))
             outputs.append(single(row_setting, rule.select(torch.tensor([row]))))
             widths.append(padding)
     pad = setting["pad_token_id"]

@@ -48,8 +48,10 @@ def check_parameter(
 
 
 def per_sequence(value: float | Tensor, like: Tensor) -> float | Tensor:
-    """A parameter in a shape that broadcasts against `[batch, ...]`."""
+    """A parameter in a shape that broadcasts against `[batch, ...]`; one of that many dimensions as it is."""
     if not isinstance(value, Tensor):
         return value
     value = value.to(like.device)
+    if value.ndim == like.ndim:
+        return value
     return value.reshape(-1, *(1 for _ in range(like.ndim - 1))) if value.ndim else value

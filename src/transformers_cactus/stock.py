@@ -15,7 +15,7 @@ from transformers.generation import CandidateGenerator
 
 from . import _compat
 from .acceptance import AcceptanceRule
-from .configuration import RunOptions, warn_of_context, warn_of_greedy
+from .configuration import RunOptions, delta_plan, warn_of_context, warn_of_greedy
 from .inputs import context_limit
 from .logits_process import CactusLogitsProcessor, DraftRecorder
 from .outputs import AcceptanceStatistics
@@ -76,6 +76,7 @@ def stock_decoding(
         do_sample=bool(generation_config.do_sample),
         keep_scores=keep_scores,
         certify=cactus_call.options.certificate,
+        plan=delta_plan(cactus_call.rule, cactus_call.options, 1),
     )
 
     def recorded(generator: CandidateGenerator) -> DraftRecorder:

@@ -147,7 +147,7 @@ def verify(
         at = accepted.clamp(max=block - 1)
         tokens = draft_tokens.gather(-1, at[:, None])[:, 0]
         draft_probs = None if draft is None else draft.probs_at(at, vocab)
-        recovery = rule.recovery_weights(tokens, verifier_probs, draft_probs)
+        recovery = rule.at(at).recovery_weights(tokens, verifier_probs, draft_probs)
         weights = torch.where(rejected[:, None], recovery, verifier_probs)
         if draft_probs is not None:
             invalid = torch.where(rejected & draft_probs[:, 0].isnan() & (invalid == 0), 2, invalid)
@@ -173,8 +173,8 @@ def verify_greedy(
     next_token = selected.gather(-1, at)
     # The maximum is NaN where any score is, and infinite where sampling would fail as well.
     highest = verifier_scores.gather(1, at[..., None].expand(-1, -1, verifier_scores.shape[-1])).amax(-1)
-    none = torch.zeros_like(accept, dtype=torch.float32)
-    return Verification(accepted, next_token[:, 0], accept, none, none, (~highest[:, 0].isfinite()).long())
+    spent = torch.zeros_like(accept, dtype=torch.float32)
+    return Verification(accepted, next_token[:, 0], accept, spent, None, (~highest[:, 0].isfinite()).long())
 
 
 def accept_tokens(
