@@ -12,11 +12,12 @@ CPU_INDEX := $(if $(shell command -v nvidia-smi 2>/dev/null),,--extra-index-url 
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 4))')
 PYTEST  := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
-.PHONY: help demo test test-slow lint format clean
+.PHONY: help demo test test-slow lint format docs clean
 help:
 	@echo "make demo       watch a real model pair generate with Cactus"
 	@echo "make test       lint, then the tests"
-	@echo "make test-slow  the long statistical tests"
+	@echo "make test-slow  the long statistical tests, the examples and the code of the documentation"
+	@echo "make docs       the documentation as a web site, in site/"
 	@echo "make lint       ruff format check, ruff check, mypy"
 	@echo "make format     let ruff format and fix the code"
 
@@ -47,5 +48,13 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+$(VENV)/.docs-ready: $(READY) requirements/docs.txt
+	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps -r requirements/docs.txt
+	touch $@
+
+docs: $(VENV)/.docs-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
+	@echo "site/index.html"
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf site $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
