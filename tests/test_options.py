@@ -326,3 +326,28 @@ def test_bad_drafts_without_a_model(verifier, options, message):
 @pytest.mark.parametrize("delta", [np.float32(0.5), np.int64(1), np.array([0.5])])
 def test_numpy_numbers_are_numbers(verifier, draft, delta):
     run(verifier, assistant_model=draft, cactus_delta=delta)
+
+
+def test_a_warning_points_at_the_callers_line(verifier, draft):
+    with pytest.warns(UserWarning, match="no effect without sampling") as seen:
+        transformers_cactus.generate(
+            verifier, **COMMON | {"do_sample": False}, assistant_model=draft, cactus_delta=0.5
+        )
+    assert [warning.filename for warning in seen if "no effect" in str(warning.message)] == [__file__]
+
+
+def test_options_without_a_rule_are_an_error(verifier, draft):
+    with pytest.raises(ValueError, match="cactus_engine needs a rule"):
+        transformers_cactus.generate(verifier, **COMMON, assistant_model=draft, cactus_engine="fast")
+
+
+def test_a_rules_name_as_an_option_is_recognised(verifier, draft):
+    with pytest.raises(TypeError, match=r"'cactus_lenience'. Did you mean cactus_rule='lenience'\?"):
+        transformers_cactus.generate(verifier, **COMMON, assistant_model=draft, cactus_lenience=2.0)
+
+
+@pytest.mark.parametrize("call", [transformers_cactus.generate, transformers_cactus.enable])
+@pytest.mark.parametrize(("model", "named"), [("gpt2", "str"), (transformers.LlamaForCausalLM, "the class Llama")])
+def test_what_is_no_model_is_named(call, model, named):
+    with pytest.raises(TypeError, match=f"needs a model that has generate.*got {named}"):
+        call(model)

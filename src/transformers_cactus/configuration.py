@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import numbers
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .acceptance import AcceptanceRule, BudgetRule, Cactus, CactusExact, Lenience, Speculative
+from .advice import advise
 from .block_verification import target_rule
 from .delta_plan import DeltaPlan, Schedule
 from .effective import is_quick
@@ -188,7 +188,7 @@ def build_rule(options: Mapping[str, Any]) -> AcceptanceRule | None:
     if missing:
         raise ValueError(f"cactus_rule={rule!r} needs {_listed(missing)}.")
     for option in options.keys() - takes.keys():
-        warnings.warn(f"{option} has no effect with cactus_rule={rule!r}.", UserWarning, stacklevel=4)
+        advise(f"{option} has no effect with cactus_rule={rule!r}.")
     given = {name: _numbers(option, options[option]) for option, name in takes.items() if option in options}
     if "delta" in takes.values() and callable(given["delta"]):
         # What it returns is checked like any delta, before anything runs.
@@ -259,31 +259,25 @@ def warn_of_greedy(rule: AcceptanceRule) -> None:
     """Says that a rule decides nothing in a call that does not sample; a lossless one asks for nothing else."""
     if rule.is_lossless:
         return
-    warnings.warn(
+    advise(
         f"{rule} has no effect without sampling: greedy decoding keeps exactly the tokens that the verifier itself "
         "would pick. Pass do_sample=True (for Whisper, a temperature above 0).",
-        UserWarning,
-        stacklevel=2,
     )
 
 
 def warn_of_support(rule: AcceptanceRule) -> None:
     """Says that a rule can emit what the verifier excludes."""
     if rule.leaves_support:
-        warnings.warn(
+        advise(
             f"{rule} can emit tokens that the verifier excludes (by top_k, top_p, bad words ...) and the draft does "
             "not. within_support=True (cactus_within_support) keeps them out.",
-            UserWarning,
-            stacklevel=4,
         )
 
 
 def warn_of_context(limit: int) -> None:
     """Says that the draft model has no positions left."""
-    warnings.warn(
+    advise(
         f"the draft model takes {limit} tokens at most: from there on the verifier goes on alone.",
-        UserWarning,
-        stacklevel=2,
     )
 
 
@@ -306,5 +300,7 @@ def _listed(names: Any) -> str:
 def _check_known(given: Mapping[str, Any], what: str) -> None:
     for name in given:
         if name not in OPTIONS:
+            rule = name.removeprefix("cactus_").replace("_", "-")
             nearest = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.0)
-            raise TypeError(f"unknown {what} {name!r}. Did you mean {nearest[0]!r}? Known: {', '.join(OPTIONS)}.")
+            meant = f"cactus_rule={rule!r}" if rule in RULES else repr(nearest[0])
+            raise TypeError(f"unknown {what} {name!r}. Did you mean {meant}? Known: {', '.join(OPTIONS)}.")

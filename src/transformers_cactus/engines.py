@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from transformers.utils import ModelOutput
 
 from . import _compat
 from .acceptance import AcceptanceRule
+from .advice import advise
 from .cache import RaggedCache
 from .decoding import FastCall, fast_decoding
 from .one_by_one import run_one_by_one
@@ -62,7 +62,7 @@ def run(setting: CallSettings, original: Generate, rule: AcceptanceRule) -> Any:
     if setting.options.engine == "fast":
         raise ValueError(f"cactus_engine='fast' cannot run this call. {reason} Leave cactus_engine at 'auto'.")
     if setting.sequences > 1:
-        warnings.warn(f"{reason} The {setting.sequences} sequences run one after another.", UserWarning, stacklevel=4)
+        advise(f"{reason} The {setting.sequences} sequences run one after another.")
         return run_one_by_one(setting, rule, functools.partial(run_stock, original=original))
     return run_stock(setting, rule, original)
 

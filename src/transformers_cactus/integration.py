@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
@@ -14,6 +13,7 @@ from typing import Any
 from transformers import GenerationMixin, PreTrainedModel
 
 from . import _compat
+from .advice import advise
 from .configuration import RunOptions, build_rule, check_together, options_of, pop_options, warn_of_support
 from .engines import run
 from .settings import CallSettings
@@ -77,7 +77,7 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         print(output.acceptance)
         ```
     """
-    model = _compat.uncompiled(model)
+    model = _generating(model, "generate()")
     attribute: Any = model.__dict__.get("generate")
     if _is_enabled(model):
         attribute = attribute._cactus_previous
@@ -123,9 +123,7 @@ def enable(model: PreTrainedModel | None = None) -> None:
             if not _is_enabled(None):
                 GenerationMixin.generate = _class_generate(GenerationMixin.generate)
             return
-        model = _compat.uncompiled(model)
-        if not callable(getattr(model, "generate", None)):
-            raise TypeError(f"enable() needs a model that has generate(), got {type(model).__name__}.")
+        model = _generating(model, "enable()")
         if not _is_enabled(model):
             model.generate = _instance_generate(model, model.__dict__.get("generate"))
 
@@ -170,6 +168,15 @@ def enabled(model: PreTrainedModel | None = None) -> Iterator[PreTrainedModel | 
 
 
 _lock = threading.Lock()
+
+
+def _generating(model: Any, caller: str) -> Any:
+    """The model itself, where `torch.compile` has wrapped it; an error for anything that cannot generate."""
+    model = _compat.uncompiled(model)
+    if isinstance(model, type) or not callable(getattr(model, "generate", None)):
+        got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"{caller} needs a model that has generate(), as from_pretrained() returns it, got {got}.")
+    return model
 
 
 def _is_enabled(model: PreTrainedModel | None) -> bool:
@@ -226,15 +233,15 @@ def _call(
     decisive = given or options_of(config)
     rule = None if decisive.get("cactus_delta", 0) is None else build_rule(options)
     if rule is None:
+        if given.get("cactus_engine") is not None and "cactus_delta" not in given:
+            raise ValueError("cactus_engine needs a rule: pass cactus_delta or cactus_rule beside it.")
         return original(*args, **kwargs)
     setting = CallSettings(model, call, RunOptions.of(options))
     if not setting.has_draft():
         setting.call["assistant_model"] = find_draft()
     if not setting.has_draft() and not given and not options_of(config):
-        warnings.warn(
+        advise(
             "the model's generation_config has cactus options, but this call has no draft: they have no effect.",
-            UserWarning,
-            stacklevel=3,
         )
         return original(*args, **kwargs)
     setting.check()
