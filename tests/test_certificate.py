@@ -282,6 +282,9 @@ def test_lossless_and_greedy_calls_have_nothing_to_record():
 
 def test_the_certificate_changes_nothing_else():
     with_it, without = (call("fast", 20, "cactus", 0.5, cactus_certificate=flag) for flag in (True, False))
+    per_token = with_it.acceptance.total_certificate / 60
+    assert f", really spent {per_token:.4f} nats a token" in str(with_it.acceptance)
+    assert "really spent" not in str(without.acceptance)
     assert torch.equal(with_it.sequences, without.sequences)
     assert with_it.acceptance.divergence == without.acceptance.divergence
 

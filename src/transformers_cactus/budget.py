@@ -122,17 +122,24 @@ def largest_gamma(q_n: Tensor, delta: Tensor | float, f: Callable[[Tensor], Tens
     q = q_n.to(work)
     budget = torch.as_tensor(delta, dtype=work, device=q.device).expand_as(q)
     solvable = (q > 0) & (q < 1) & (budget > 0)
-    inner, budget = torch.where(solvable, q, 0.5)[..., None], budget[..., None]
+    if q.device.type == "cpu":
+        # Most of a truncated row has no root, and on the CPU it costs nothing to look.
+        return q.masked_scatter(solvable, _root(q[solvable], budget[solvable], f)).to(q_n.dtype)
+    return torch.where(solvable, _root(torch.where(solvable, q, 0.5), budget, f), q).to(q_n.dtype)
+
+
+def _root(q: Tensor, budget: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    """`largest_gamma` for probabilities strictly between 0 and 1."""
+    inner, budget = q[..., None], budget[..., None]
 
     def within(gamma: Tensor) -> Tensor:
         # False for NaN, as 0 * log 0 gives.
         return inner * f(gamma / inner) + (1 - inner) * f((1 - gamma) / (1 - inner)) <= budget
 
     parts = 64 if q.numel() <= FEW else 2
-    steps = torch.arange(1, parts, dtype=work, device=q.device) / parts
+    steps = torch.arange(1, parts, dtype=q.dtype, device=q.device) / parts
     low, width = inner, 1 - inner
     for _ in range(round(ROOT_BITS / math.log2(parts))):
         low = low + width * within(low + width * steps).sum(-1, keepdim=True) / parts
         width = width / parts
-    gamma = torch.where(within(torch.ones_like(inner)), 1.0, low)[..., 0]
-    return torch.where(solvable, gamma, q).to(q_n.dtype)
+    return torch.where(within(torch.ones_like(inner)), 1.0, low)[..., 0]

@@ -129,8 +129,10 @@ def _by_sorting(draft: Tensor, verifier: Tensor, rule: GammaRule) -> tuple[Tenso
     token itself has `r_n > gamma_n / q_n >= 1`. With tokens in the order of `r`, every `Z_n` is a difference of prefix
     sums of `q` and `p`, and the weight that all `n` put on `x` is one of suffix sums over the sorted `s_n`.
     """
-    gamma = rule.gamma(verifier)
-    phi = torch.where(draft > gamma, gamma / draft, 1.0)
+    # Other tokens are never rejected, and some rules solve for their gamma.
+    likelier = draft > verifier
+    gamma = rule.gamma(torch.where(likelier, verifier, 0.0))
+    phi = torch.where(likelier & (draft > gamma), gamma / draft, 1.0)
     scale = torch.where(verifier < 1, (1 - gamma) / (1 - verifier), 0.0)
     ratio = torch.where(verifier > 0, draft / verifier, torch.inf)
 

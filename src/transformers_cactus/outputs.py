@@ -151,8 +151,9 @@ class AcceptanceStatistics:
     def __str__(self) -> str:
         thanks_to_delta = self.origins.count(Origin.DELTA)
         per_token = self.total_divergence / self.emitted if self.emitted else 0.0
+        spent = f", really spent {self.total_certificate / self.emitted:.4f}" if self.certificate else ""
         return (
             f"{self.emitted} tokens in {self.rounds} rounds: {self.accepted} of {self.drafted} drafted tokens "
             f"accepted ({thanks_to_delta} thanks to delta), mean accepted length {self.mean_accepted_length:.2f}, "
-            f"divergence {per_token:.4f} nats a token"
+            f"divergence {per_token:.4f}{spent} nats a token"
         )
