@@ -188,3 +188,12 @@ def test_a_cache_of_plain_generate_goes_on():
     inputs = {"input_ids": begun.sequences, "attention_mask": torch.ones_like(begun.sequences)}
     output = fast(verifier, inputs, **cache, assistant_model=draft, max_new_tokens=14, cactus_engine="auto")
     assert torch.equal(output.sequences, full.sequences)
+
+
+@pytest.mark.parametrize("prompts", [[3], [20, 20]], ids=["shorter", "batch"])
+def test_a_cache_of_other_sequences_is_refused(prompts):
+    verifier, draft = models()
+    output = fast(verifier, ONE, assistant_model=draft, max_new_tokens=8)
+    cache = {"cache": output.cache} if "cache" in output else {"past_key_values": output.past_key_values}
+    with pytest.raises(ValueError, match=r"the given cache holds 1\d tokens of 1 sequences"):
+        fast(verifier, tiny_models.prompts(prompts), **cache, assistant_model=draft, max_new_tokens=8)

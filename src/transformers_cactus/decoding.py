@@ -351,6 +351,13 @@ class _FastLoop:
     def _started_cache(self, given: RaggedCache | None, lengths: Tensor) -> RaggedCache:
         """The cache, and in `unfed` the prompt tokens that the first round feeds together with its block."""
         if given is not None:
+            rows, filled = given.batch_size, given.get_seq_length()
+            if (rows, self.prompts.shape[1] > filled) != (len(self.prompts), True):
+                raise ValueError(
+                    f"the given cache holds {filled} tokens of {rows} sequences, and the prompts are "
+                    f"{len(self.prompts)} of {self.prompts.shape[1]} tokens: pass a cache together with the sequences "
+                    "that it was returned with, followed by at least one token that it does not hold."
+                )
             given.automatic = False
             self.unfed = self.prompts[:, given.get_seq_length() :]
             return given
