@@ -1,4 +1,7 @@
-"""Block verification: the law of whole blocks and of texts by enumeration, and how many tokens it keeps."""
+"""Block verification: the law of whole blocks and of texts by enumeration, and how many tokens it keeps.
+
+Comparisons with a law use `chi_square.ALPHA`, at most five of one sample: a false-alarm rate below 1e-4 (see there).
+"""
 
 import functools
 import itertools

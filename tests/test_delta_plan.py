@@ -1,4 +1,7 @@
-"""Schedules for `delta` and running budgets: their law by enumeration, and that a budget is never exceeded."""
+"""Schedules for `delta` and running budgets: their law by enumeration, and that a budget is never exceeded.
+
+Samples have a fixed seed and are compared in the views of `test_distribution.py`, with its false-alarm rate.
+"""
 
 import functools
 import math

@@ -27,6 +27,7 @@ from transformers_cactus import (
     Typical,
     effective_distribution,
     verify,
+    verify_block,
 )
 from transformers_cactus.budget import largest_gamma
 from transformers_cactus.rows import Rows
@@ -451,6 +452,27 @@ def test_vocabularies_padded_differently(rule, draft_vocab):
         padded = torch.nn.functional.pad(draft, (0, 3), value=-torch.inf)
         same = verify(tokens, verifier, padded, rule, generator=torch.Generator().manual_seed(1))
         assert torch.equal(outcome.accepted, same.accepted) and torch.equal(outcome.next_token, same.next_token)
+
+
+class Waits(Cactus):
+    def gamma(self, q_n):
+        return q_n * q_n.sum().item()
+
+
+def test_nothing_waits_for_the_device():
+    # A tensor without data: whatever asked for a value of it would fail.
+    tokens = torch.zeros(2, 3, dtype=torch.long, device="meta")
+    verifier, draft = torch.zeros(2, 4, 50, device="meta"), torch.zeros(2, 3, 50, device="meta")
+    own = FDivergence(0.1, lambda t: (t - 1) ** 2)
+    rules = [*WHOLE_ROW.values(), *THRESHOLD.values(), *FAMILY.values(), own, Cactus(0.5), CactusExact(0.5)]
+    for rule in rules:
+        for scores in (draft, None):
+            outcome = verify(tokens, verifier, scores, rule, certify=True)
+            assert outcome.next_token.is_meta and outcome.certificate.shape == (2, 3)
+    for rule in (Speculative(), *WHOLE_ROW.values()):
+        assert verify_block(tokens, verifier, draft, rule).next_token.is_meta
+    with pytest.raises(RuntimeError, match="meta"):
+        verify(tokens, verifier, draft, Waits(0.5))
 
 
 def test_measuring_is_optional():
