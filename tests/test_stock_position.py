@@ -17,7 +17,7 @@ from transformers_cactus import (
     effective_distribution,
 )
 
-DRAWS = 1500
+DRAWS = 3000
 PREFIX = torch.tensor([[3, 1]])
 SCORES = torch.tensor([1.0, 2.0, -0.5, 0.3, 0.0, -1.5])
 NEGATED = -SCORES
