@@ -10,6 +10,7 @@ import tiny_tokenizers
 import transformers_cactus
 from fast_calls import IGNORE_GREEDY, noisy_copy
 from transformers_cactus import Conversation
+from transformers_cactus._compat import cache_argument
 
 pytestmark = pytest.mark.filterwarnings(IGNORE_GREEDY)
 TURNS = ["abc de", "fgh", "the cat sat."]
@@ -133,10 +134,11 @@ def test_a_draft_goes_on_only_from_its_own_memory(models):
     options = {"do_sample": False, "cactus_rule": "speculative", "return_dict_in_generate": True, "max_new_tokens": 8}
     start = transformers_cactus.generate(verifier, **inputs, assistant_model=draft, **options)
     expected = verifier.generate(start.sequences, do_sample=False, max_new_tokens=8)
+    name = cache_argument(verifier)
     for model in (other, draft):
         fed = counted(model)
-        cache = copy.deepcopy(start.cache)
-        output = transformers_cactus.generate(verifier, start.sequences, cache=cache, assistant_model=model, **options)
+        given = {name: copy.deepcopy(start[name])}
+        output = transformers_cactus.generate(verifier, start.sequences, assistant_model=model, **given, **options)
         assert torch.equal(output.sequences, expected)
-        assert fed[0] == (15 if model is other else 15 - start.cache.draft.cache.get_seq_length())
-    assert start.cache.draft.cache.get_seq_length() >= 13
+        assert fed[0] == (15 if model is other else 15 - start[name].draft.cache.get_seq_length())
+    assert start[name].draft.cache.get_seq_length() >= 13

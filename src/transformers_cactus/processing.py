@@ -91,7 +91,12 @@ class BlockProcessor:
         A user's own processor may keep state, which the draft's calls would confuse. What the draft proposes against
         it is rejected, so this costs acceptance, not correctness.
         """
-        known = [p for p in self.processors if type(p).__module__.partition(".")[0] in ("transformers", __package__)]
+        # Not by this package's name: in a repository on the Hub its modules have another.
+        known = [
+            p
+            for p in self.processors
+            if isinstance(p, Truncation) or type(p).__module__.partition(".")[0] == "transformers"
+        ]
         return BlockProcessor(known)
 
     def __call__(self, scores: Tensor, sequences: Sequences, first: int = 0) -> Processed:
