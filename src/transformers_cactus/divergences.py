@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .acceptance import AcceptanceRule
 from .effective import Emission, checked_rows
-from .rows import Rows, widest_float
+from .rows import Rows, columns_with_mass, widest_float
 
 
 @dataclass(frozen=True)
@@ -106,4 +106,6 @@ def divergence_at(position: int, tokens: Tensor, verifier: Rows, draft: Rows | N
     if draft is None:
         return rule.divergence(tokens[:, position : position + 1], Rows.from_probs(q[:, None]), None)[:, 0]
     p = draft.probs_at(at, q.shape[-1]).to(work)
+    columns = columns_with_mass(p, q)
+    p, q = p[:, columns], q[:, columns]
     return kl(Emission.of(p / p.sum(-1, keepdim=True), q, rule).distribution, q)

@@ -59,7 +59,8 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
             divergence from the verifier of the distribution that it was really drawn from, on
             `output.acceptance.certificate` ([`SequenceStatistics`] says what it means; docs/certificate.md proves it).
             Needs `return_dict_in_generate=True`. Sorts and sums a whole row of the vocabulary in float64 at every
-            drafted position: for a block of 4 and 49,152 tokens, 0.1 s a round more on one core of a server processor.
+            drafted position: for a block of 4 and 49,152 tokens, 0.14 s a round more on one core of a server
+            processor, 0.01 s with top-k 20.
 
     Returns:
         What `model.generate` returns. With `return_dict_in_generate=True` it has one more field, `acceptance`

@@ -13,6 +13,26 @@ def widest_float(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def columns_with_mass(*probs: Tensor) -> Tensor | slice:
+    """The tokens that have a probability above 0 in any row: few after truncation, and sorting those is enough.
+
+    Looked up on the CPU only; elsewhere, where that would wait for the device, all of them.
+
+    Args:
+        *probs (`torch.Tensor` of shape `[..., vocab]`): Probabilities.
+
+    Returns:
+        An index for the last dimension.
+    """
+    if probs[0].device.type != "cpu":
+        return slice(None)
+    # Not equal to 0, so that NaN counts.
+    found = [(rows != 0).reshape(-1, rows.shape[-1]).any(0) for rows in probs]
+    columns = torch.stack(found).any(0).nonzero()[:, 0]
+    # Copying most of a row costs more than it saves.
+    return columns if 2 * len(columns) < probs[0].shape[-1] else slice(None)
+
+
 class Rows:
     """One distribution per position, given by scores that are log-probabilities up to a constant per row.
 

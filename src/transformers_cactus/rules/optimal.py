@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ..parameters import check_parameter, per_sequence
-from ..rows import widest_float
+from ..rows import columns_with_mass, widest_float
 from .target import TargetRule
 
 GRID = 16
@@ -58,9 +58,13 @@ class Optimal(TargetRule):
     @override
     def target(self, verifier_probs: Tensor, draft_probs: Tensor) -> Tensor:
         ratio = self._ratio(verifier_probs)
-        scale = normalizer(verifier_probs, draft_probs, ratio)
-        h = draft_probs.clamp(min=scale * verifier_probs, max=scale * ratio * verifier_probs)
-        return h / h.sum(-1, keepdim=True)
+        columns = columns_with_mass(verifier_probs)
+        q, p = verifier_probs[..., columns], draft_probs[..., columns]
+        scale = normalizer(q, p, ratio)
+        h = p.clamp(min=scale * q, max=scale * ratio * q)
+        target = torch.zeros_like(verifier_probs)
+        target[..., columns] = h / h.sum(-1, keepdim=True)
+        return target
 
     @override
     def raised_alone(self, q_n: Tensor) -> Tensor:
