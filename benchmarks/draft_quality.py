@@ -41,6 +41,7 @@ from transformers import (
 
 from transformers_cactus import Cactus, effective_distribution
 from transformers_cactus.demo import Pair, load_pair
+from transformers_cactus.demo.packed_linear import can_pack
 
 DELTAS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 BLOCKS = (4, 8)
@@ -71,7 +72,7 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here.")] = None,
 ) -> None:
     """Measure a draft on chats that its verifier writes."""
-    pair = load_pair(verifier, draft, dtype=torch.float32)
+    pair = load_pair(verifier, draft, dtype=torch.float32, packed=can_pack())
     texts = read_or_write(pair, chats, length, seed, cache)
     results = {}
     for name, setting in SETTINGS.items():

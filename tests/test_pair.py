@@ -50,14 +50,13 @@ def pair() -> Pair:
     return load_pair(dtype=torch.float32)
 
 
-def test_both_models_use_the_same_embedding_and_output_matrix(pair: Pair):
-    embedding = pair.verifier.get_input_embeddings().weight
-    tensors = [
-        pair.draft.get_input_embeddings().weight,
-        pair.draft.get_output_embeddings().weight,
-        pair.verifier.get_output_embeddings().weight,
-    ]
-    assert {tensor.data_ptr() for tensor in tensors} == {embedding.data_ptr()}
+def test_both_models_use_the_same_embedding_and_rows_of_one_output_matrix(pair: Pair):
+    embedding, output = pair.verifier.get_input_embeddings().weight, pair.verifier.get_output_embeddings().weight
+    assert pair.draft.get_input_embeddings().weight.data_ptr() == embedding.data_ptr() == output.data_ptr()
+    proposed = pair.draft.get_output_embeddings()
+    assert len(proposed.tokens) == 8192
+    assert torch.equal(proposed.weight, output[proposed.tokens])
+    assert pair.tokenizer.eos_token_id in proposed.tokens
 
 
 def test_shipped_draft_is_small():
@@ -85,7 +84,7 @@ def acceptance(pair: Pair, question: str, answer: str) -> torch.Tensor:
 
 def test_lossless_acceptance_does_not_regress(pair: Pair):
     accepted = torch.cat([acceptance(pair, *chat) for chat in CHATS])
-    assert accepted.mean() > 0.46  # 0.494 when it was trained
+    assert accepted.mean() > 0.51  # 0.545 when it was trained
 
 
 def test_shared_draft_survives_saving(tmp_path: Path):

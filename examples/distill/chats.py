@@ -10,8 +10,8 @@ from transformers.cache_utils import DynamicLayer
 
 from .shards import ANSWER, FORCED, TOP, USER, Rows
 
-# Temperature, top-k and top-p of the answers; rows take them in turn. Half are the settings that drafts are judged by.
-ANSWER_SETTINGS = ((0.6, 20, 0.95), (0.6, 20, 0.95), (0.8, 200, 1.0), (1.0, 256, 1.0))
+# Temperature, top-k and top-p of the answers; rows take them in turn. Most are the settings that drafts are judged by.
+ANSWER_SETTINGS = ((0.6, 20, 0.95), (0.6, 20, 0.95), (0.6, 20, 0.95), (0.8, 200, 1.0))
 USER_SETTINGS = (1.0, 256, 0.95)
 POOL = 256  # tokens are sampled from this many most probable ones
 
