@@ -80,8 +80,8 @@ def inputs_for(pair: Pair, batch: int, first: int = 0) -> dict[str, torch.Tensor
 
 
 def systems_for(pair: Pair, batch: int, block: int, new_tokens: int, first: int = 0) -> dict[str, Callable[[], Any]]:
-    """The calls to compare, by name. All write exactly `new_tokens` tokens per sequence."""
-    length = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
+    """The calls to compare, by name. All write exactly `new_tokens` tokens per sequence: see `without_end`."""
+    length = {"max_new_tokens": new_tokens}
     inputs = inputs_for(pair, batch, first)
     common: dict[str, Any] = {**inputs, **SAMPLING, **length}
     # transformers reads the block length from the draft's config; ours takes it from the call.
@@ -119,6 +119,14 @@ def systems_for(pair: Pair, batch: int, block: int, new_tokens: int, first: int 
 
         systems["ours, delta 0, one after another"] = one_by_one
     return systems
+
+
+def without_end(pair: Pair) -> Pair:
+    """The pair without an end-of-sequence token: all texts have one length, and no processor has to see to it."""
+    for model in (pair.verifier, pair.draft):
+        model.generation_config.eos_token_id = None
+        model.config.eos_token_id = None
+    return pair
 
 
 def measure(pair: Pair, batch: int, block: int, new_tokens: int, repetitions: int) -> list[Run]:
@@ -224,7 +232,7 @@ def main() -> None:
         arithmetic = Arithmetic(getattr(torch, arguments.dtype or "float32"), arguments.packed)
     else:
         arithmetic = pick_arithmetic("cuda" if torch.cuda.is_available() else "cpu")
-    pair = load_pair(arguments.verifier, arguments.draft, **arithmetic._asdict())
+    pair = without_end(load_pair(arguments.verifier, arguments.draft, **arithmetic._asdict()))
     machine = {
         "processor": platform.processor() or platform.machine(),
         "cores": psutil.cpu_count(logical=False),
@@ -239,7 +247,6 @@ def main() -> None:
         ids = torch.randint(100, 20000, (8, 512))
         length = {
             "max_new_tokens": 256,
-            "min_new_tokens": 256,
             "input_ids": ids,
             "attention_mask": torch.ones_like(ids),
         }
