@@ -7,7 +7,7 @@ All systems run the same models with the same sampling settings (temperature 0.6
 prompts in one process. Repetitions are interleaved: each runs every system once, on prompts of its own, and a ratio is
 the median over the repetitions of a ratio within one repetition. "wall / forwards" is a call's wall time over the time
 inside the forwards of the two models, measured by hooks. "AL" is the mean accepted length: accepted drafted tokens per
-round, without the extra token. `V(1)`, `v` and `c` are the costs of a forward: see `costs`.
+round, without the extra token. `V(1)`, `v` and `c` are the costs of a forward: see `measure_costs`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ import transformers
 from transformers import PreTrainedModel
 
 import transformers_cactus
-from transformers_cactus.cache import RaggedCache
 from transformers_cactus.cli.prompts import PROMPTS
 from transformers_cactus.demo import Arithmetic, Pair, load_pair, pick_arithmetic
-from transformers_cactus.inputs import forward_inputs
+from transformers_cactus.evaluation.costs import measure_costs
 
 SAMPLING = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
 
@@ -147,29 +146,6 @@ def measure(pair: Pair, batch: int, block: int, new_tokens: int, repetitions: in
     return runs
 
 
-@torch.no_grad()
-def costs(pair: Pair, block: int, context: int = 100, repetitions: int = 15) -> dict[str, float]:
-    """What the limit of a speed-up depends on: `V(1)` in seconds, and in units of it `v = V(block + 1)` and `c = D`.
-
-    `V(k)` is the verifier's forward over `k` tokens behind a context, `D` the draft's over one. Medians, interleaved.
-    """
-    ids = torch.randint(100, 20000, (1, context), device=pair.verifier.device)
-    timings: dict[str, list[float]] = {"V(1)": [], "v": [], "c": []}
-    sizes = {"V(1)": (pair.verifier, 1), "v": (pair.verifier, block + 1), "c": (pair.draft, 1)}
-    caches = {}
-    for model in (pair.verifier, pair.draft):
-        caches[model] = RaggedCache(1, device=model.device, capacity=context + block + 1)
-        model(**forward_inputs(model, caches[model], ids))
-        caches[model].commit(context)
-    for _ in range(repetitions):
-        for name, (model, count) in sizes.items():
-            started = time.perf_counter()
-            model(**forward_inputs(model, caches[model], ids[:, :count]))
-            timings[name].append(time.perf_counter() - started)
-    medians = {name: statistics.median(values) for name, values in timings.items()}
-    return {name: value if name == "V(1)" else value / medians["V(1)"] for name, value in medians.items()}
-
-
 def peak_memory(call: Callable[[], Any]) -> float:
     """MiB that torch allocates at the most during a call, above what it held before."""
     with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -264,15 +240,17 @@ def main() -> None:
         )
         print(f"peak memory above the models, MiB: plain generate {plain:.0f}, ours {fast:.0f} ({fast / plain:.2f})")
         return
-    cost = costs(pair, arguments.block)
-    print(f"V(1) {cost['V(1)'] * 1e3:.0f} ms, v {cost['v']:.2f}, c {cost['c']:.2f}", flush=True)
+    cost = measure_costs(pair.verifier, pair.draft, arguments.block)
+    print(f"V(1) {cost.verifier_step * 1e3:.0f} ms, v {cost.verifier_block:.2f}, c {cost.draft_step:.2f}", flush=True)
     everything = {}
     for batch in arguments.batches:
         runs = measure(pair, batch, arguments.block, arguments.new_tokens, arguments.repetitions)
         print("\n".join(table(runs, batch)), flush=True)
         everything[batch] = [asdict(run) for run in runs]
     if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine, "costs": cost, "runs": everything}, indent=1) + "\n")
+        arguments.json.write_text(
+            json.dumps({"machine": machine, "costs": cost._asdict(), "runs": everything}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

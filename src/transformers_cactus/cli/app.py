@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from . import chat_command, demo_command, export_command, generate_command
+from . import calibrate_command, chat_command, demo_command, export_command, generate_command, sweep_command
 
 app = typer.Typer(
     name="transformers-cactus",
@@ -41,3 +41,5 @@ app.command(epilog=demo_command.EPILOG)(demo_command.demo)
 app.command(epilog=generate_command.EPILOG)(generate_command.generate)
 app.command(epilog=export_command.EPILOG)(export_command.export_hub)
 app.command(epilog=chat_command.EPILOG)(chat_command.chat)
+app.command(epilog=calibrate_command.EPILOG)(calibrate_command.calibrate)
+app.command(epilog=sweep_command.EPILOG)(sweep_command.sweep)
