@@ -14,8 +14,8 @@ from .packed_linear import can_pack, multiply, pack
 
 LAYERS, OUT, IN = 24, 1536, 576
 """Together they do not fit the caches of a processor, as the layers of a model do not."""
-ROWS = (1, 5)
-"""One token, and a block of four drafted ones with the one before it."""
+ROWS = 5
+"""A block of four drafted tokens and the one before it."""
 
 
 class Arithmetic(NamedTuple):
@@ -30,11 +30,12 @@ class Arithmetic(NamedTuple):
 
 
 def pick_arithmetic(device: str | torch.device = "cpu") -> Arithmetic:
-    """The fastest way for a small model's forwards over one and over five tokens.
+    """The fastest way for the verification of a block by a small model.
 
     Accelerators get bfloat16. On a processor it depends: bfloat16 halves the memory traffic, but without its own
     instructions the arithmetic of a block of tokens is several times slower; and packed weights are for the
-    processors that MKL is not tuned for. So all are timed, in turn, for about a second.
+    processors that MKL is not tuned for. So all are timed, in turn, for about a second, over a block of five tokens:
+    what is fastest for one token, and so for plain generation, may be another one.
 
     Args:
         device (`str` or `torch.device`, *optional*, defaults to `"cpu"`): Where the models will run.
@@ -54,23 +55,20 @@ def pick_arithmetic(device: str | torch.device = "cpu") -> Arithmetic:
 @torch.inference_mode()
 def _seconds(candidates: list[Arithmetic], *, budget: float = 1.0) -> list[float]:
     """Each candidate's time for `ROWS` through all layers, best of several, the candidates interleaved."""
-    passes = [[_pass(candidate, rows) for rows in ROWS] for candidate in candidates]
-    best, end = [[float("inf")] * len(ROWS) for _ in candidates], time.perf_counter() + budget
+    passes = [_pass(candidate) for candidate in candidates]
+    best, end = [float("inf")] * len(candidates), time.perf_counter() + budget
     while time.perf_counter() < end:
-        best = [
-            [min(old, _timed(one)) for old, one in zip(times, ours, strict=True)]
-            for times, ours in zip(best, passes, strict=True)
-        ]
-    return [sum(times) for times in best]
+        best = [min(old, _timed(one)) for old, one in zip(best, passes, strict=True)]
+    return best
 
 
-def _pass(candidate: Arithmetic, rows: int) -> Callable[[], None]:
-    """One pass of so many rows through layers of this kind."""
+def _pass(candidate: Arithmetic) -> Callable[[], None]:
+    """One pass through layers of this kind."""
     layers = [torch.zeros(OUT, IN, dtype=candidate.dtype) for _ in range(LAYERS)]
     multiplied: Callable[[Tensor, Tensor], Tensor] = F.linear
     if candidate.packed:
         layers, multiplied = [pack(layer) for layer in layers], multiply
-    block = torch.zeros(rows, IN, dtype=candidate.dtype)
+    block = torch.zeros(ROWS, IN, dtype=candidate.dtype)
 
     def run() -> None:
         for layer in layers:
