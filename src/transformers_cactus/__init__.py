@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .delta_plan import DeltaBetween
     from .divergences import EffectiveDivergence, effective_divergence
     from .effective import effective_distribution
+    from .evaluation import Calibration, Sampling, calibrate, check_calibration, read_prompts, write_prompts
     from .integration import disable, enable, enabled, generate
     from .logits_process import CactusLogitsProcessor
     from .outputs import AcceptanceStatistics, Origin, SequenceStatistics
@@ -40,6 +41,7 @@ _MODULES = {
     "delta_plan": ("DeltaBetween",),
     "divergences": ("EffectiveDivergence", "effective_divergence"),
     "effective": ("effective_distribution",),
+    "evaluation": ("Calibration", "Sampling", "calibrate", "check_calibration", "read_prompts", "write_prompts"),
     "integration": ("disable", "enable", "enabled", "generate"),
     "logits_process": ("CactusLogitsProcessor",),
     "outputs": ("AcceptanceStatistics", "Origin", "SequenceStatistics"),
@@ -67,6 +69,7 @@ __all__ = [
     "Cactus",
     "CactusExact",
     "CactusLogitsProcessor",
+    "Calibration",
     "ChiSquare",
     "Conversation",
     "DeltaBetween",
@@ -80,6 +83,7 @@ __all__ = [
     "Origin",
     "Reply",
     "ReverseKL",
+    "Sampling",
     "SequenceStatistics",
     "Speculative",
     "SquaredHellinger",
@@ -89,6 +93,8 @@ __all__ = [
     "Verification",
     "Visualization",
     "__version__",
+    "calibrate",
+    "check_calibration",
     "disable",
     "effective_distribution",
     "effective_divergence",
@@ -97,10 +103,12 @@ __all__ = [
     "gamma_star",
     "generate",
     "pipeline",
+    "read_prompts",
     "verify",
     "verify_block",
     "visualize",
     "without_adapter",
+    "write_prompts",
 ]
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..acceptance import AcceptanceRule, GammaRule
 from ..divergences import effective_divergence
+from ..rules.threshold import ThresholdRule
 from .positions import Positions
 from .rounds import expected_rounds
 
@@ -71,8 +72,15 @@ def acceptance_at(p: Tensor, q: Tensor, rule: AcceptanceRule) -> Tensor:
         `torch.Tensor` of shape `[positions]`.
     """
     if isinstance(rule, GammaRule):
-        return torch.minimum(p, rule.gamma(q)).sum(-1)
-    return effective_divergence(p, q, rule).acceptance
+        # Tokens that the verifier finds as likely as the draft are never rejected, and some rules solve for gamma.
+        kept = p.clone()
+        likelier = p > q
+        kept[likelier] = torch.minimum(p[likelier], rule.gamma(q[likelier]))
+        return kept.sum(-1)
+    if isinstance(rule, ThresholdRule):
+        return rule.emitted(q, p)[1]
+    target = rule.target(q, p)
+    return effective_divergence(p, q, rule).acceptance if target is None else torch.minimum(p, target).sum(-1)
 
 
 def choose_positions(lengths: Sequence[int], count: int | None, seed: int) -> list[Tensor | None]:
