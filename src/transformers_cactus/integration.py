@@ -159,7 +159,7 @@ def enabled(model: PreTrainedModel | None = None) -> Iterator[PreTrainedModel | 
     Yields:
         `model`.
     """
-    before = _is_enabled(None if model is None else _compat.uncompiled(model))
+    before = _is_enabled(None if model is None else _generating(model, "enabled()"))
     enable(model)
     try:
         yield model
