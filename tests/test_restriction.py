@@ -12,6 +12,7 @@ from reference import Sampling
 from test_distribution import Case, does_not_fit, draw, fits, law, verifier_model
 from transformers_cactus import Cactus, CactusExact, Lenience, Speculative, verify
 from transformers_cactus.restriction import verify_kept
+from transformers_cactus.truncation import Truncation
 
 RULES = [Speculative(), Cactus(0.5), CactusExact(0.5), Lenience(2.0)]
 TRUNCATED = Sampling(1.2, top_k=4, top_p=0.97)
@@ -111,3 +112,22 @@ def test_truncated_texts_of_one_rule_do_not_pass_for_those_of_another(restricted
     outcomes = draw(3000, "fast", verifier_model(case.vocab), case.prompt, **case.options())
     assert restricted
     does_not_fit(outcomes, law(replace(case, rule="speculative"), "fast"))
+
+
+def test_scores_called_normalized_are_log_probabilities_at_every_position(monkeypatch):
+    # The second position falls back to the warpers themselves, as where many tokens tie; its scores are then none.
+    largest, calls, seen = Truncation._largest, iter(range(10**6)), []
+    monkeypatch.setattr(
+        Truncation, "_largest", lambda self, scores: None if next(calls) == 1 else largest(self, scores)
+    )
+
+    def spy(tokens, verifier_scores, draft_scores, *args, normalized, **kwargs):
+        if draft_scores is not None:
+            seen.append((normalized, draft_scores.logsumexp(-1).abs().max().item()))
+        return verify_kept(tokens, verifier_scores, draft_scores, *args, normalized=normalized, **kwargs)
+
+    monkeypatch.setattr(transformers_cactus.decoding, "verify_kept", spy)
+    case = Case("cactus", 0.5, "other", block=3, new_tokens=4, vocab=16, sampling=TRUNCATED)
+    draw(50, "fast", verifier_model(case.vocab), case.prompt, **case.options())
+    assert [normalized for normalized, _ in seen].count(False) == 1 and len(seen) > 1
+    assert all(worst < 1e-5 for normalized, worst in seen if normalized)

@@ -31,7 +31,7 @@ class Block(NamedTuple):
     lengths: list[int]
     """Drafted tokens of each row."""
     normalized: bool = False
-    """Whether the scores are log-probabilities."""
+    """Whether all scores are log-probabilities."""
 
 
 class Drafter(ABC):
@@ -104,7 +104,7 @@ class ModelDrafter(Drafter):
         device = sequences.last.device
         tokens = []
         lengths = [count] * sequences.batch_size
-        normalized = False
+        normalized = True
         uniforms = torch.rand(count, sequences.batch_size, device=device) if self.do_sample else None
         logits = self._feed_unseen(sequences)
         for step in range(count):
@@ -116,11 +116,11 @@ class ModelDrafter(Drafter):
             elif kept is None:
                 token = sample(processed.softmax(-1), uniforms[step])
                 self._scores(sequences, count)[:, step] = processed
+                normalized = False
             else:
                 log_probs = processed.gather(-1, kept).log_softmax(-1)
                 token = kept.gather(-1, sample(log_probs.exp(), uniforms[step])[:, None])[:, 0]
                 self._scores(sequences, count)[:, step] = processed.scatter_(-1, kept, log_probs)
-                normalized = True
             tokens.append(token)
             if self.confidence_threshold > 0 and step + 1 < count:
                 probability = processed.softmax(-1).gather(-1, token[:, None])[:, 0]
