@@ -14,22 +14,6 @@ from . import _compat
 from .sequences import Sequences
 from .truncation import Truncation, fused
 
-PREFIX_FREE: tuple[type, ...] = (
-    hf.TemperatureLogitsWarper,
-    hf.TopKLogitsWarper,
-    hf.TopPLogitsWarper,
-    hf.TopHLogitsWarper,
-    hf.MinPLogitsWarper,
-    hf.TypicalLogitsWarper,
-    hf.EpsilonLogitsWarper,
-    hf.EtaLogitsWarper,
-    hf.LogitNormalization,
-    hf.InfNanRemoveLogitsProcessor,
-    hf.SuppressTokensLogitsProcessor,
-    Truncation,
-)
-"""Processors that do not look at the prefix: they take all rows and positions at once."""
-
 EXCLUDE_ONLY: tuple[type, ...] = (
     hf.TopPLogitsWarper,
     hf.TopHLogitsWarper,
@@ -41,7 +25,10 @@ EXCLUDE_ONLY: tuple[type, ...] = (
     hf.LogitNormalization,
     hf.SuppressTokensLogitsProcessor,
 )
-"""Processors that leave every score of `-inf` as it is."""
+"""Processors that do not look at the prefix, and leave every score of `-inf` as it is."""
+
+PREFIX_FREE: tuple[type, ...] = (*EXCLUDE_ONLY, hf.TopKLogitsWarper, hf.InfNanRemoveLogitsProcessor, Truncation)
+"""Processors that do not look at the prefix: they take all rows and positions at once."""
 
 MINIMUM_LENGTH: tuple[type, ...] = (hf.MinLengthLogitsProcessor, hf.MinNewTokensLengthLogitsProcessor)
 """Processors that exclude EOS up to a length. Applied to the EOS columns directly: their own way, a mask over the

@@ -70,7 +70,7 @@ def load_pair(
         >>> from transformers_cactus.demo import load_pair
         >>> verifier, draft, tokenizer = load_pair()  # doctest: +SKIP
     """
-    device = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    device = _device_or_first_gpu(device)
     if dtype is None and packed is None:
         dtype, packed = pick_arithmetic(device)
     large, tokenizer = load_verifier(verifier, dtype=dtype or torch.float32, device=device)
@@ -89,13 +89,17 @@ def load_verifier(
     device: str | torch.device | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The verifier and its tokenizer; arguments as for [`load_pair`]."""
-    device = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    device = _device_or_first_gpu(device)
     name = bundled_verifier() if name is None else os.fspath(name)
     with _one_line_errors("verifier", name):
         if shares_embeddings(AutoConfig.from_pretrained(name)):
             raise ValueError("it is a draft that needs a verifier's embedding to run")
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device).eval()
         return model, AutoTokenizer.from_pretrained(name)
+
+
+def _device_or_first_gpu(device: str | torch.device | None) -> torch.device:
+    return torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _load_draft(name: str, verifier: PreTrainedModel) -> PreTrainedModel:
