@@ -12,13 +12,13 @@ import torch
 from rich.console import Console
 from transformers import BatchEncoding
 
-from ..demo import Arithmetic, Pair, load_pair, pick_arithmetic
+from ..demo import Arithmetic, Pair, load_pair
 from ..outputs import AcceptanceStatistics
 from . import demo_screen
 from .answer import AnswerStreamer, legend
 from .machine import describe_machine, describe_versions
 from .measure import LOSSLESS, VERIFIER_ALONE, Measured, Settings, System, measure, run
-from .models import pick_device, quiet_transformers
+from .models import arithmetic_for, pick_device, quiet_transformers
 from .prompt import encode
 from .report import acceptance_numbers, as_numbers
 
@@ -54,7 +54,7 @@ def run_demo(request: DemoRequest, settings: Settings, console: Console) -> None
     with quiet_transformers():
         with console.status("loading the models (half a minute longer the first time) …"):
             device = pick_device(request.device)
-            arithmetic = Arithmetic(request.dtype, packed=False) if request.dtype else pick_arithmetic(device)
+            arithmetic = arithmetic_for(request.dtype, device)
             pair = load_pair(request.verifier, request.draft, **arithmetic._asdict(), device=device)
         prompts = [encode(pair.tokenizer, prompt).to(device) for prompt in request.prompts]
         demo_screen.introduce(pair, request.verifier, request.draft, arithmetic, settings, console)

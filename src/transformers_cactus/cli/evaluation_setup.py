@@ -72,12 +72,11 @@ def sampling_of(temperature: float | None, top_k: int | None, top_p: float | Non
 
 def load(verifier: str | None, draft: str | None, dtype: str, device: str | None) -> Pair:
     """The pair, by the demo's ways: generation defaults of a model play no part in what is measured."""
-    from ..demo import Arithmetic, load_pair, pick_arithmetic
-    from .models import dtype_named, pick_device
+    from ..demo import load_pair
+    from .models import arithmetic_for, dtype_named, pick_device
 
-    place, named = pick_device(device), dtype_named(dtype)
-    arithmetic = Arithmetic(named, packed=False) if named is not None else pick_arithmetic(place)
-    return load_pair(verifier, draft, **arithmetic._asdict(), device=place)
+    place = pick_device(device)
+    return load_pair(verifier, draft, **arithmetic_for(dtype_named(dtype), place)._asdict(), device=place)
 
 
 def prompts_for(pair: Pair, data: str | None, count: int | None, quick: bool, seed: int) -> list[list[int]]:

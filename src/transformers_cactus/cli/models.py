@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..demo import pack_linear_layers, pick_arithmetic
+from ..demo import Arithmetic, pack_linear_layers, pick_arithmetic
 from ..demo.bundled import bundled_verifier
 from ..demo.pair import SHIPPED_DRAFT
 from ..demo.shared_draft import load_shared_draft, shares_embeddings
@@ -69,6 +69,11 @@ def dtype_named(name: str) -> torch.dtype | None:
     return dtype
 
 
+def arithmetic_for(dtype: torch.dtype | None, device: torch.device) -> Arithmetic:
+    """The dtype that was asked for, with PyTorch's own matrix multiplication; else what is fastest on the device."""
+    return pick_arithmetic(device) if dtype is None else Arithmetic(dtype, packed=False)
+
+
 def load_models(
     verifier: str | None,
     draft: str | None,
@@ -95,8 +100,7 @@ def load_models(
     packed = False
     if verifier is None:
         verifier = bundled_verifier()
-        if dtype is None:
-            dtype, packed = pick_arithmetic(device)
+        dtype, packed = arithmetic_for(dtype, device)
     common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     config = _load("verifier", AutoConfig, verifier, **common)
     draft_config = None if draft is None else _load("draft", AutoConfig, draft, **common)
