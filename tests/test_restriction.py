@@ -12,7 +12,7 @@ from reference import Sampling
 from test_distribution import Case, does_not_fit, draw, fits, law, verifier_model
 from transformers_cactus import Cactus, CactusExact, Lenience, Speculative, verify
 from transformers_cactus.restriction import verify_kept
-from transformers_cactus.truncation import Truncation
+from transformers_cactus.truncation import Kept, Truncation
 
 RULES = [Speculative(), Cactus(0.5), CactusExact(0.5), Lenience(2.0)]
 TRUNCATED = Sampling(1.2, top_k=4, top_p=0.97)
@@ -25,10 +25,10 @@ CASES = [
 ]
 
 
-def truncated(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores with all but the `k` largest of a row excluded, and the tokens of those."""
+def truncated(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, Kept]:
+    """Scores with all but the `k` largest of a row excluded, and those."""
     values, tokens = scores.topk(k, dim=-1)
-    return torch.full_like(scores, -torch.inf).scatter_(-1, tokens, values), tokens
+    return torch.full_like(scores, -torch.inf).scatter_(-1, tokens, values), Kept(tokens, values)
 
 
 @given(
@@ -60,10 +60,9 @@ def test_decides_as_over_the_whole_vocabulary(seed, rule, k, block, kind):
     whole = verify(drafted, verifier_scores, draft, rule, generator=random(), **common)
     few = verify_kept(
         drafted,
-        verifier_scores,
+        kept,
         draft,
         rule,
-        kept,
         normalized=kind == "log-probabilities",
         generator=random(),
         **common,
@@ -82,7 +81,7 @@ def test_a_draft_that_is_no_distribution_is_reported():
     verifier_scores, kept = truncated(torch.randn(1, 2, 12, generator=torch.Generator().manual_seed(0)), 4)
     draft_scores = torch.full((1, 1, 12), torch.nan)
     drafted = verifier_scores[:, :1].argmin(-1)
-    outcome = verify_kept(drafted, verifier_scores, draft_scores, Speculative(), kept)
+    outcome = verify_kept(drafted, kept, draft_scores, Speculative())
     with pytest.raises(FloatingPointError, match="draft's scores for sequence 0 at position 0"):
         outcome.raise_if_invalid()
 
@@ -92,9 +91,9 @@ def restricted(monkeypatch):
     """The rules of the calls that were verified over the kept tokens only."""
     seen = []
 
-    def spy(tokens, verifier_scores, draft_scores, rule, *args, **kwargs):
+    def spy(tokens, kept, draft_scores, rule, **kwargs):
         seen.append(rule)
-        return verify_kept(tokens, verifier_scores, draft_scores, rule, *args, **kwargs)
+        return verify_kept(tokens, kept, draft_scores, rule, **kwargs)
 
     monkeypatch.setattr(transformers_cactus.decoding, "verify_kept", spy)
     return seen
@@ -116,15 +115,15 @@ def test_truncated_texts_of_one_rule_do_not_pass_for_those_of_another(restricted
 
 def test_scores_called_normalized_are_log_probabilities_at_every_position(monkeypatch):
     # The second position falls back to the warpers themselves, as where many tokens tie; its scores are then none.
-    largest, calls, seen = Truncation._largest, iter(range(10**6)), []
+    truncate, calls, seen = Truncation.truncate, iter(range(10**6)), []
     monkeypatch.setattr(
-        Truncation, "_largest", lambda self, scores: None if next(calls) == 1 else largest(self, scores)
+        Truncation, "truncate", lambda self, scores: None if next(calls) == 1 else truncate(self, scores)
     )
 
-    def spy(tokens, verifier_scores, draft_scores, *args, normalized, **kwargs):
+    def spy(tokens, kept, draft_scores, *args, normalized, **kwargs):
         if draft_scores is not None:
             seen.append((normalized, draft_scores.logsumexp(-1).abs().max().item()))
-        return verify_kept(tokens, verifier_scores, draft_scores, *args, normalized=normalized, **kwargs)
+        return verify_kept(tokens, kept, draft_scores, *args, normalized=normalized, **kwargs)
 
     monkeypatch.setattr(transformers_cactus.decoding, "verify_kept", spy)
     case = Case("cactus", 0.5, "other", block=3, new_tokens=4, vocab=16, sampling=TRUNCATED)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitNormalization, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from transformers_cactus.truncation import TIES, Truncation, fused
+from transformers_cactus.truncation import CHUNK, TIES, Truncation, fused, largest
 
 
 def both(scores: torch.Tensor, k: int, p: float, keep: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,12 +68,31 @@ def test_the_list_of_tokens_holds_all_that_are_left(warpers):
     scores = expected = torch.randn(5, 300, generator=torch.Generator().manual_seed(0))
     for warper in separate:
         expected = warper(None, expected)
-    truncated, kept = joined.truncate(scores.clone())
-    torch.testing.assert_close(truncated, expected)
-    assert kept.shape == (5, 9 + TIES)
+    torch.testing.assert_close(joined(None, scores), expected)
+    tokens, values = joined.truncate(scores)
+    assert tokens.shape == (5, 9 + TIES)
+    torch.testing.assert_close(values, expected.gather(-1, tokens))
     for row in range(5):
         left = set(expected[row].isfinite().nonzero()[:, 0].tolist())
-        assert left <= set(kept[row].tolist()) and len(set(kept[row].tolist())) == 9 + TIES
+        assert left <= set(tokens[row].tolist()) and len(set(tokens[row].tolist())) == 9 + TIES
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    rows=st.integers(1, 4),
+    vocab=st.integers(1000, 9000) | st.just(64 * CHUNK),
+    count=st.integers(1, 30),
+    levels=st.sampled_from([0, 3, 50]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_largest_scores_are_found_wherever_they_are(seed, rows, vocab, count, levels):
+    scores = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
+    if levels:
+        scores = (scores * levels).round() / levels
+    values, tokens = largest(scores, count)
+    assert torch.equal(values, scores.topk(count, dim=-1).values)
+    assert torch.equal(values, scores.gather(-1, tokens))
+    assert all(len(set(row)) == count for row in tokens.tolist())
 
 
 def test_only_neighbours_in_this_order_are_joined():

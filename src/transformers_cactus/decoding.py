@@ -156,7 +156,7 @@ class _FastLoop:
             logits = self._verifier_logits(block)
             processed = self._process(logits, block)
             outcome = self._verify(block, processed)
-            emitted, finished = self._accept(block, outcome, processed.scores, logits)
+            emitted, finished = self._accept(block, outcome, processed, logits)
             self._commit(emitted, outcome)
             self._drop(finished)
         if self.call.streamer is not None:
@@ -197,23 +197,23 @@ class _FastLoop:
 
     # 3. Keep a prefix of the block and choose the next token.
     def _verify(self, block: Block, processed: Processed) -> Verification:
-        scores, kept = processed
         lengths = None
         if min(block.lengths) < block.tokens.shape[1]:
-            lengths = torch.tensor(block.lengths, device=scores.device)
+            lengths = torch.tensor(block.lengths, device=block.tokens.device)
         if not self.do_sample:
-            return verify_greedy(block.tokens, scores, block_lengths=lengths)
+            return verify_greedy(block.tokens, processed.scores, block_lengths=lengths)
         rule, options, spent = self.rule, self.call.options, None
         if self.plan is not None and block.tokens.shape[1]:
-            rule, spent = self._planned(self.plan, block, scores)
-        arguments = (block.tokens, scores, block.scores, rule)
+            rule, spent = self._planned(self.plan, block, processed.scores)
+        wanted: dict[str, Any] = {"block_lengths": lengths, "measure": self.counts}
         if options.verification == "block":
-            return verify_block(*arguments, block_lengths=lengths, measure=self.counts)
-        wanted: dict[str, Any] = {"measure": self.counts, "certify": options.certificate and spent is None}
-        if kept is not None and can_restrict(rule):
-            outcome = verify_kept(*arguments, kept, normalized=block.normalized, block_lengths=lengths, **wanted)
+            return verify_block(block.tokens, processed.scores, block.scores, rule, **wanted)
+        wanted["certify"] = options.certificate and spent is None
+        if processed.kept is not None and can_restrict(rule):
+            kept, normalized = processed.kept, block.normalized
+            outcome = verify_kept(block.tokens, kept, block.scores, rule, normalized=normalized, **wanted)
         else:
-            outcome = verify(*arguments, block_lengths=lengths, **wanted)
+            outcome = verify(block.tokens, processed.scores, block.scores, rule, **wanted)
         return outcome if spent is None else outcome._replace(certificate=spent)
 
     def _planned(self, plan: DeltaPlan, block: Block, scores: Tensor) -> tuple[AcceptanceRule, Tensor | None]:
@@ -227,7 +227,7 @@ class _FastLoop:
 
     # 4. Bring the outcome to the host, and cut it where a row ends.
     def _accept(
-        self, block: Block, outcome: Verification, scores: Tensor, logits: Tensor
+        self, block: Block, outcome: Verification, processed: Processed, logits: Tensor
     ) -> tuple[list[list[int]], list[bool]]:
         sequences, size = self.sequences, block.tokens.shape[1]
         columns = [outcome.accepted[:, None], outcome.next_token[:, None], outcome.invalid[:, None], block.tokens]
@@ -247,11 +247,11 @@ class _FastLoop:
         late = self.stopping.out_of_time()
         finished = []
         for row, new in enumerate(tokens):
-            seen = self._scores_up_to(row, scores) if self.stopping.reads_tokens else None
+            seen = self._scores_up_to(row, processed) if self.stopping.reads_tokens else None
             count, ended = (1, True) if late else self.stopping.cut(row, new, sequences, seen)
             del new[count:]
             finished.append(ended)
-            self._record(row, block, table[row], new, accepted[row], scores, logits)
+            self._record(row, block, table[row], new, accepted[row], processed, logits)
         if self.call.schedule != "constant" and size:
             self.block_sizes = [
                 n + 2 if count == length else max(1, n - 1)
@@ -261,9 +261,11 @@ class _FastLoop:
             self.drafter.commit([min(count, len(new)) for count, new in zip(accepted, tokens, strict=True)])
         return tokens, finished
 
-    def _scores_up_to(self, row: int, scores: Tensor) -> list[Tensor] | None:
+    def _scores_up_to(self, row: int, processed: Processed) -> list[Tensor] | None:
         """A row's scores with this round's, where the call keeps scores."""
-        return None if self.kept_scores is None else [*self.kept_scores[self.sequences.rows[row]], *scores[row]]
+        if self.kept_scores is None:
+            return None
+        return [*self.kept_scores[self.sequences.rows[row]], *processed.scores[row]]
 
     def _record(
         self,
@@ -272,7 +274,7 @@ class _FastLoop:
         decided: list[float],
         new: list[int],
         accepted: int,
-        scores: Tensor,
+        processed: Processed,
         logits: Tensor,
     ) -> None:
         origin, size = self.sequences.rows[row], block.tokens.shape[1]
@@ -288,9 +290,9 @@ class _FastLoop:
             certified = certificate if self.call.options.certificate else None
             self.statistics[origin].add_round(block.lengths[row], lossless, divergence, len(new), certified)
         if self.kept_scores is not None:
-            self.kept_scores[origin] += list(scores[row, : len(new)].clone())
+            self.kept_scores[origin] += list(processed.scores[row, : len(new)].clone())
         if self.kept_logits is not None:
-            self.kept_logits[origin] += list(logits[row, : len(new)].to(scores.device, torch.float32))
+            self.kept_logits[origin] += list(logits[row, : len(new)].to(block.tokens.device, torch.float32))
         if self.call.streamer is not None:
             if self.counts:
                 self.call.streamer.put_origins(self.statistics[origin].origins[-len(new) :])

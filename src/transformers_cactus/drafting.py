@@ -14,9 +14,11 @@ from transformers.generation import CandidateGenerator
 from ._compat import input_device
 from ._compat import vocab_size as vocab_size_of
 from .cache import DraftMemory, RaggedCache
+from .draft_scores import DraftScores
 from .inputs import forward_inputs, prefill
 from .processing import BlockProcessor, to_vocabulary
 from .sequences import Sequences
+from .truncation import Kept
 from .verification import sample
 
 
@@ -97,33 +99,35 @@ class ModelDrafter(Drafter):
         self._unfed: Tensor | None = None
         self._unfed_rows: list[bool] = []
         self._fed = 0
-        self._buffer: Tensor | None = None
+        self._scores: DraftScores | None = None
 
     def propose(self, sequences: Sequences, count: int) -> Block:
         """See [`Drafter.propose`]."""
-        device = sequences.last.device
+        device, batch = sequences.last.device, sequences.batch_size
         tokens = []
-        lengths = [count] * sequences.batch_size
+        lengths = [count] * batch
         normalized = True
-        uniforms = torch.rand(count, sequences.batch_size, device=device) if self.do_sample else None
+        uniforms = torch.rand(count, batch, device=device) if self.do_sample else None
+        if uniforms is not None and (self._scores is None or not self._scores.fits(batch, count)):
+            self._scores = DraftScores(batch, count, self.vocab_size, device)
         logits = self._feed_unseen(sequences)
         for step in range(count):
-            processed = to_vocabulary(logits, self.vocab_size).to(device, torch.float32)
-            processed, kept = self.processor(processed[:, None], sequences, first=step)
-            processed, kept = processed[:, 0], None if kept is None else kept[:, 0]
-            if uniforms is None:
-                token = processed.argmax(-1)
-            elif kept is None:
-                token = sample(processed.softmax(-1), uniforms[step])
-                self._scores(sequences, count)[:, step] = processed
+            logits = to_vocabulary(logits, self.vocab_size).to(device, torch.float32)
+            processed = self.processor(logits[:, None], sequences, first=step)
+            if uniforms is None or self._scores is None:
+                scores = processed.scores[:, 0]
+                token = scores.argmax(-1)
+            elif processed.kept is None:
+                scores = self._scores.put(step, processed.scores[:, 0])
+                token = sample(scores.softmax(-1), uniforms[step])
                 normalized = False
             else:
-                log_probs = processed.gather(-1, kept).log_softmax(-1)
-                token = kept.gather(-1, sample(log_probs.exp(), uniforms[step])[:, None])[:, 0]
-                self._scores(sequences, count)[:, step] = processed.scatter_(-1, kept, log_probs)
+                kept = Kept(processed.kept.tokens[:, 0], processed.kept.scores[:, 0].log_softmax(-1))
+                scores = self._scores.put_kept(step, kept)
+                token = kept.tokens.gather(-1, sample(kept.scores.exp(), uniforms[step])[:, None])[:, 0]
             tokens.append(token)
             if self.confidence_threshold > 0 and step + 1 < count:
-                probability = processed.softmax(-1).gather(-1, token[:, None])[:, 0]
+                probability = scores.softmax(-1).gather(-1, token[:, None])[:, 0]
                 for row, unsure in enumerate((probability < self.confidence_threshold).tolist()):
                     if unsure:
                         lengths[row] = min(lengths[row], step + 1)
@@ -135,16 +139,8 @@ class ModelDrafter(Drafter):
                 logits = self._feed(token[:, None])
                 self._fed += 1
         self._unfed = token
-        self._lengths = lengths
-        scores = self._scores(sequences, count)[:, : len(tokens)] if self.do_sample else None
-        return Block(torch.stack(tokens, dim=1), scores, lengths, normalized)
-
-    def _scores(self, sequences: Sequences, count: int) -> Tensor:
-        """Where a round's scores go, `[batch, count, vocab]`: the same memory in every round, which is large."""
-        batch, device = sequences.batch_size, sequences.last.device
-        if self._buffer is None or self._buffer.shape[0] < batch or self._buffer.shape[1] < count:
-            self._buffer = torch.empty(batch, count, self.vocab_size, device=device)
-        return self._buffer[:batch, :count]
+        block_scores = None if self._scores is None else self._scores.block(batch, len(tokens))
+        return Block(torch.stack(tokens, dim=1), block_scores, lengths, normalized)
 
     def _feed_unseen(self, sequences: Sequences) -> Tensor:
         """Feeds what the draft has not seen of each row, and returns the logits behind the row's last token."""

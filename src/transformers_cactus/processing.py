@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from transformers.generation import logits_process as hf
 
 from . import _compat
 from .sequences import Sequences
-from .truncation import Truncation, fused
+from .truncation import Kept, Truncation, fused
 
 EXCLUDE_ONLY: tuple[type, ...] = (
     hf.TopPLogitsWarper,
@@ -43,13 +42,26 @@ LENGTH_ONLY: tuple[type, ...] = (
 """Processors that look at the prefix's length only, which `generate` set up for padded prompts."""
 
 
-class Processed(NamedTuple):
-    """Processed scores."""
+class Processed:
+    """Processed scores of a block, `[batch, block, vocab]`, in float32.
 
-    scores: Tensor
-    """`[batch, block, vocab]`, in float32."""
-    kept: Tensor | None
-    """Different tokens of which all others have the score `-inf`, `[batch, block, kept]`; `None` if nobody knows."""
+    Args:
+        scores (`torch.Tensor` of shape `[batch, block, vocab]`): The scores; memory for them where `kept` says more.
+        kept ([`Kept`] of shape `[batch, block, kept]`, *optional*): All that is left of each position, if it is known.
+        complete (`bool`, *optional*, defaults to `True`): Whether `scores` holds the scores, or `kept` alone does.
+    """
+
+    def __init__(self, scores: Tensor, kept: Kept | None = None, *, complete: bool = True):
+        self.kept = kept
+        self._scores, self._complete = scores, complete
+
+    @property
+    def scores(self) -> Tensor:
+        """The scores of the whole vocabulary, which are written down when they are first asked for."""
+        if not self._complete and self.kept is not None:
+            self._scores.fill_(-torch.inf).scatter_(-1, *self.kept)
+            self._complete = True
+        return self._scores
 
 
 class BlockProcessor:
@@ -97,43 +109,59 @@ class BlockProcessor:
         Returns:
             [`Processed`]: The processed scores.
         """
-        batch, block, vocab = scores.shape
-        kept: Tensor | None = None
+        processed = Processed(scores)
         for processor in self.processors:
-            if type(processor) not in EXCLUDE_ONLY:
-                kept = None
+            scores = processed.scores
             if isinstance(processor, Truncation):
-                scores, kept = processor.truncate(scores.reshape(batch * block, vocab))
-                scores, kept = scores.view(batch, block, vocab), None if kept is None else kept.view(batch, block, -1)
+                processed = _truncated(processor, scores)
+            else:
+                scores = self._apply(processor, scores, sequences, first)
+                # What is left is known as long as the later processors bring nothing back.
+                kept = processed.kept if type(processor) in EXCLUDE_ONLY else None
+                processed = Processed(
+                    scores, None if kept is None else Kept(kept.tokens, scores.gather(-1, kept.tokens))
+                )
+        return processed
+
+    def _apply(self, processor: LogitsProcessor, scores: Tensor, sequences: Sequences, first: int) -> Tensor:
+        batch, block, vocab = scores.shape
+        if type(processor) in PREFIX_FREE:
+            return processor(None, scores.reshape(batch * block, vocab)).view(batch, block, vocab)
+        if type(processor) in MINIMUM_LENGTH:
+            exclude_eos(processor, self._eos[id(processor)], scores, sequences, first)
+            return scores
+        for position in range(block):
+            written = first + position
+            if sequences.uniform:
+                prefixes = sequences.ids[:, : sequences.ends[0] + written]
+                scores[:, position] = self._for_all(processor, sequences)(prefixes, scores[:, position])
                 continue
-            if type(processor) in PREFIX_FREE:
-                scores = processor(None, scores.reshape(batch * block, vocab)).view(batch, block, vocab)
-                continue
-            if type(processor) in MINIMUM_LENGTH:
-                exclude_eos(processor, self._eos[id(processor)], scores, sequences, first)
-                continue
-            for position in range(block):
-                written = first + position
-                if sequences.uniform:
-                    prefixes = sequences.ids[:, : sequences.ends[0] + written]
-                    scores[:, position] = self._for_all(processor, sequences)(prefixes, scores[:, position])
-                    continue
-                for row in range(batch):
-                    if type(processor) in LENGTH_ONLY:
-                        prefix = sequences.padded_prefix(row, written)
-                    else:
-                        prefix = sequences.prefix(row, written)
-                    one = _compat.processor_of_rows(
-                        processor, [sequences.rows[row]], sequences.prompt(row), sequences.width
-                    )
-                    scores[row : row + 1, position] = one(prefix, scores[row : row + 1, position])
-        return Processed(scores, kept)
+            for row in range(batch):
+                if type(processor) in LENGTH_ONLY:
+                    prefix = sequences.padded_prefix(row, written)
+                else:
+                    prefix = sequences.prefix(row, written)
+                one = _compat.processor_of_rows(
+                    processor, [sequences.rows[row]], sequences.prompt(row), sequences.width
+                )
+                scores[row : row + 1, position] = one(prefix, scores[row : row + 1, position])
+        return scores
 
     @staticmethod
     def _for_all(processor: LogitsProcessor, sequences: Sequences) -> LogitsProcessor:
         """The processor for all remaining rows at once, some of which may have left the batch."""
         width = sequences.width
         return _compat.processor_of_rows(processor, sequences.rows, sequences.ids[:, :width], width)
+
+
+def _truncated(truncation: Truncation, scores: Tensor) -> Processed:
+    batch, block, vocab = scores.shape
+    rows = scores.reshape(batch * block, vocab)
+    kept = truncation.truncate(rows)
+    if kept is None:
+        return Processed(truncation.by_warpers(rows).view(batch, block, vocab))
+    shape = (batch, block, -1)
+    return Processed(scores, Kept(kept.tokens.view(shape), kept.scores.view(shape)), complete=False)
 
 
 def exclude_eos(

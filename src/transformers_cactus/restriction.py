@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .acceptance import AcceptanceRule, GammaRule
+from .truncation import Kept
 from .verification import Verification, verify
 
 
@@ -22,10 +23,9 @@ def can_restrict(rule: AcceptanceRule) -> bool:
 
 def verify_kept(
     draft_tokens: Tensor,
-    verifier_scores: Tensor,
+    kept: Kept,
     draft_scores: Tensor | None,
     rule: AcceptanceRule,
-    kept: Tensor,
     *,
     normalized: bool = False,
     block_lengths: Tensor | None = None,
@@ -37,18 +37,17 @@ def verify_kept(
 
     Args:
         draft_tokens (`torch.LongTensor` of shape `[batch, block]`): As in [`verify`], like all that is not named.
-        verifier_scores (`torch.Tensor` of shape `[batch, block + 1, vocab]`): `-inf` for all tokens but `kept`.
+        kept ([`Kept`] of shape `[batch, block + 1, kept]`): What is left of the verifier's scores.
         draft_scores (`torch.Tensor` of shape `[batch, block, vocab]` or `None`): Of the verifier's vocabulary size.
         rule ([`AcceptanceRule`]): One that `can_restrict` allows.
-        kept (`torch.LongTensor` of shape `[batch, block + 1, kept]`): Different tokens at each position.
         normalized (`bool`, *optional*, defaults to `False`): Whether the draft's scores are log-probabilities.
 
     Returns:
         [`Verification`].
     """
-    block, rest = draft_tokens.shape[1], kept.shape[-1]
-    verifier = F.pad(verifier_scores.gather(-1, kept), (0, 1), value=-torch.inf)
-    ahead = kept[:, :block]
+    block, rest = draft_tokens.shape[1], kept.tokens.shape[-1]
+    verifier = F.pad(kept.scores, (0, 1), value=-torch.inf)
+    ahead = kept.tokens[:, :block]
     places = ahead == draft_tokens[..., None]
     tokens = torch.where(places.any(-1), places.long().argmax(-1), rest)
     draft = None
@@ -67,6 +66,6 @@ def verify_kept(
         certify=certify,
     )
     # The place of the rest, which the verifier excludes, comes out only where the scores were no distribution.
-    at = kept[torch.arange(len(kept), device=kept.device), outcome.accepted]
+    at = kept.tokens[torch.arange(len(ahead), device=ahead.device), outcome.accepted]
     next_token = at.gather(-1, outcome.next_token.clamp(max=rest - 1)[:, None])[:, 0]
     return outcome._replace(next_token=next_token)

@@ -7,6 +7,7 @@ of a round outside the models. Behind top-k only k tokens are left, and what com
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,19 @@ from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWar
 
 TIES = 8
 """Tokens looked at beyond the k-th, so that tokens tied with it are kept, as top-k keeps them."""
+
+
+CHUNK = 64
+"""Scores of which one maximum is taken before the largest of a row are looked for."""
+
+
+class Kept(NamedTuple):
+    """The few tokens of each position that truncation may have left; all others have the score `-inf`."""
+
+    tokens: Tensor
+    """Different tokens, `[..., kept]`."""
+    scores: Tensor
+    """Their scores, `[..., kept]`; `-inf` for some that are cut off too."""
 
 
 class Truncation(LogitsProcessor):
@@ -45,42 +59,45 @@ class Truncation(LogitsProcessor):
         Returns:
             `torch.Tensor` of shape `[rows, vocab]`.
         """
-        return self.truncate(scores.clone())[0]
+        kept = self.truncate(scores)
+        if kept is None:
+            return self.by_warpers(scores)
+        return torch.full_like(scores, -torch.inf).scatter_(-1, *kept)
 
-    def truncate(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Truncates rows, and says which tokens are left.
+    def by_warpers(self, scores: Tensor) -> Tensor:
+        """The same for all rows, and slower: the warpers one after another.
 
         Args:
-            scores (`torch.Tensor` of shape `[rows, vocab]`): Scores. May be overwritten.
+            scores (`torch.Tensor` of shape `[rows, vocab]`): Scores.
 
         Returns:
-            `torch.Tensor` of shape `[rows, vocab]` and `torch.LongTensor` of shape `[rows, kept]`: the scores, and
-            different tokens of which all others have the score `-inf`; `None` where the warpers themselves had to run.
+            `torch.Tensor` of shape `[rows, vocab]`.
         """
-        found = None if scores.device.type != "cpu" else self._largest(scores)
-        if found is None:
-            for warper in (self.temperature, self.top_k, self.top_p):
-                scores = scores if warper is None else warper(None, scores)
-            return scores, None
-        values, tokens = found
-        return scores.fill_(-torch.inf).scatter_(-1, tokens, scores.new_tensor(values)), tokens
+        for warper in (self.temperature, self.top_k, self.top_p):
+            scores = scores if warper is None else warper(None, scores)
+        return scores
 
-    def _largest(self, scores: Tensor) -> tuple[list[list[float]], Tensor] | None:
-        """What is left of the `k + TIES` largest scores of each row, in descending order, and their tokens.
+    def truncate(self, scores: Tensor) -> Kept | None:
+        """Says which tokens are left, and with what scores.
 
-        `None` where a row holds NaN or infinity, fewer than k tokens that are not `-inf`, too many that are tied, or
-        is too short.
+        Args:
+            scores (`torch.Tensor` of shape `[rows, vocab]`): Scores.
+
+        Returns:
+            [`Kept`] of shape `[rows, kept]`, in descending order of the scores; `None` where the warpers themselves
+            have to run: where a row holds NaN or infinity, fewer than k tokens that are not `-inf`, too many that are
+            tied, or is too short.
         """
         count = self.top_k.top_k + TIES
-        if count >= scores.shape[-1]:
+        if scores.device.type != "cpu" or count >= scores.shape[-1]:
             return None
-        values, tokens = scores.topk(count, dim=-1)
+        values, tokens = largest(scores, count)
         # So few numbers take less time in Python than one operation of PyTorch does.
         rows = [self._cut(row) for row in values.tolist()]
-        return None if None in rows else (rows, tokens)  # type: ignore[return-value]
+        return None if None in rows else Kept(tokens, scores.new_tensor(rows))
 
     def _cut(self, values: list[float]) -> list[float] | None:
-        """The scores of one row after the warpers, `-inf` for tokens that are cut off; `None` as in `_largest`."""
+        """The scores of one row after the warpers, `-inf` for tokens that are cut off; `None` as in `truncate`."""
         kept = self.top_k.top_k
         smallest = values[kept - 1]
         if not (values[-1] < smallest and values[0] < math.inf):
@@ -106,6 +123,30 @@ class Truncation(LogitsProcessor):
                 break
             kept -= 1
         return kept
+
+
+def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`scores.topk(count)`, faster for a large vocabulary: at most `count` chunks hold one of the largest.
+
+    Args:
+        scores (`torch.Tensor` of shape `[rows, vocab]`): Scores.
+        count (`int`): How many to find.
+
+    Returns:
+        Two tensors of shape `[rows, count]`: the scores, in descending order, and their tokens. Of the tokens
+        that tie for the last place, some are found.
+    """
+    vocab = scores.shape[-1]
+    chunks = vocab // CHUNK
+    if chunks < 4 * count:
+        return scores.topk(count, dim=-1)
+    whole = scores[:, : chunks * CHUNK].unflatten(-1, (chunks, CHUNK))
+    best = whole.amax(-1).topk(count, dim=-1, sorted=False).indices
+    candidates = whole.gather(1, best[..., None].expand(-1, -1, CHUNK)).flatten(1)
+    values, places = torch.cat([candidates, scores[:, chunks * CHUNK :]], dim=-1).topk(count, dim=-1)
+    inside = best.gather(-1, (places // CHUNK).clamp(max=count - 1)) * CHUNK + places % CHUNK
+    behind = places - count * CHUNK
+    return values, torch.where(behind < 0, inside, chunks * CHUNK + behind)
 
 
 def fused(processors: list[LogitsProcessor]) -> list[LogitsProcessor]:
