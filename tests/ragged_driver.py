@@ -70,7 +70,7 @@ def ragged_greedy(
             counts.append(matching + 1)
             texts[row] += best[: matching + 1]
             last[row] = best[matching]
-        cache.commit(torch.tensor(counts), counts if tell_host else None)
+        cache.commit(counts if tell_host else torch.tensor(counts))
         going = [i for i, row in enumerate(active) if len(texts[row]) < new_tokens]
         if len(going) < len(active):
             active = [active[i] for i in going]

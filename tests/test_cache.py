@@ -103,12 +103,12 @@ def test_holds_exactly_what_was_committed(data: st.DataObject) -> None:
         assert all(keys.shape[2] == cache.rows.longest + tokens for keys in returned)
         counts = data.draw(st.lists(st.integers(0, tokens), min_size=batch, max_size=batch))
         known = data.draw(st.booleans())
-        cache.commit(torch.tensor(counts), counts if known else None)
+        cache.commit(counts if known else torch.tensor(counts))
         oracle.append(new, counts)
         action = data.draw(st.sampled_from(["go on", "roll back", "keep", "repeat", "tell"]))
         if action == "roll back":
             counts = [data.draw(st.integers(0, row.shape[1])) for row in oracle.rows]
-            cache.roll_back(torch.tensor(counts), counts if known else None)
+            cache.roll_back(counts if known else torch.tensor(counts))
             oracle.cut(counts)
         elif action == "keep":
             rows = data.draw(st.lists(st.integers(0, batch - 1), min_size=1, max_size=batch, unique=True))
@@ -134,7 +134,7 @@ def test_capacity_doubles_and_new_slots_are_zero() -> None:
     seen = []
     for _ in range(300):
         cache.update(states(2, 1), states(2, 1), 0)
-        cache.commit(torch.tensor([1, 0]), [1, 0])
+        cache.commit([1, 0])
         seen.append(cache.layers[0].key_buffer.shape[2])
     assert sorted(set(seen)) == [64, 128, 256, 512]
     assert not cache.layers[0].key_buffer[1, :, 1:].any()
@@ -163,7 +163,7 @@ def test_keep_rows_frees_memory() -> None:
 def test_keep_rows_makes_the_rest_level_again() -> None:
     cache = RaggedCache(3)
     cache.update(states(3, 4), states(3, 4), 0)
-    cache.commit(torch.tensor([4, 2, 2]), [4, 2, 2])
+    cache.commit([4, 2, 2])
     assert not cache.rows.level
     cache.keep_rows([1, 2])
     assert cache.rows.level
@@ -180,8 +180,8 @@ def test_roll_back_to_the_prompt_leaves_no_trace(name: str, attention: str) -> N
         cache.commit(0)
         for counts in ([4, 2, 3], [1, 4, 4]):
             logits(model, cache, torch.randint(3, 90, (3, 4)))
-            cache.commit(torch.tensor(counts), counts)
-        cache.roll_back(torch.tensor([5, 6, 7]), [5, 6, 7])
+            cache.commit(counts)
+        cache.roll_back([5, 6, 7])
         assert torch.equal(logits(model, cache, block), expected)
 
 
@@ -251,8 +251,8 @@ def test_impossible_counts_are_refused() -> None:
     with pytest.raises(ValueError, match="Cannot commit"):
         cache.commit(4)
     with pytest.raises(ValueError, match="2 rows"):
-        cache.commit(torch.tensor([1, 1]), [1])
-    cache.commit(torch.tensor([3, 1]), [3, 1])
+        cache.commit([1])
+    cache.commit([3, 1])
     with pytest.raises(ValueError, match="Cannot roll back"):
         cache.roll_back(2)
 

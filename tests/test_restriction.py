@@ -11,6 +11,7 @@ import transformers_cactus.decoding
 from reference import Sampling
 from test_distribution import Case, does_not_fit, draw, fits, law, verifier_model
 from transformers_cactus import Cactus, CactusExact, Lenience, Speculative, verify
+from transformers_cactus.processing import Processed
 from transformers_cactus.restriction import verify_kept
 from transformers_cactus.truncation import Kept, Truncation
 
@@ -36,7 +37,7 @@ def truncated(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, Kept]:
     rule=st.sampled_from(RULES),
     k=st.integers(1, 6),
     block=st.integers(1, 4),
-    kind=st.sampled_from(["scores", "log-probabilities", "no probabilities"]),
+    kind=st.sampled_from(["scores", "few scores", "no probabilities"]),
 )
 @settings(max_examples=80, deadline=None)
 def test_decides_as_over_the_whole_vocabulary(seed, rule, k, block, kind):
@@ -44,12 +45,12 @@ def test_decides_as_over_the_whole_vocabulary(seed, rule, k, block, kind):
     batch, vocab = 40, 12
     verifier_scores, kept = truncated(2 * torch.randn(batch, block + 1, vocab, generator=source), k)
     # Truncated otherwise, so that it also proposes what the verifier excludes.
-    draft_scores, _ = truncated(2 * torch.randn(batch, block, vocab, generator=source), k + 3)
+    draft_scores, draft_kept = truncated(2 * torch.randn(batch, block, vocab, generator=source), k + 3)
     drafted = torch.distributions.Categorical(logits=draft_scores).sample()
     lengths = torch.randint(block + 1, (batch,), generator=source)
     draft = {
-        "scores": draft_scores + 3,
-        "log-probabilities": draft_scores.log_softmax(-1),
+        "scores": Processed(draft_scores + 3),
+        "few scores": Processed(None, draft_kept, vocab),
         "no probabilities": None,
     }[kind]
 
@@ -57,13 +58,13 @@ def test_decides_as_over_the_whole_vocabulary(seed, rule, k, block, kind):
         return torch.Generator().manual_seed(seed + 1)
 
     common = {"block_lengths": lengths, "certify": True}
-    whole = verify(drafted, verifier_scores, draft, rule, generator=random(), **common)
+    dense = None if draft is None else draft.scores
+    whole = verify(drafted, verifier_scores, dense, rule, generator=random(), **common)
     few = verify_kept(
         drafted,
         kept,
         draft,
         rule,
-        normalized=kind == "log-probabilities",
         generator=random(),
         **common,
     )
@@ -81,7 +82,7 @@ def test_a_draft_that_is_no_distribution_is_reported():
     verifier_scores, kept = truncated(torch.randn(1, 2, 12, generator=torch.Generator().manual_seed(0)), 4)
     draft_scores = torch.full((1, 1, 12), torch.nan)
     drafted = verifier_scores[:, :1].argmin(-1)
-    outcome = verify_kept(drafted, kept, draft_scores, Speculative())
+    outcome = verify_kept(drafted, kept, Processed(draft_scores), Speculative())
     with pytest.raises(FloatingPointError, match="draft's scores for sequence 0 at position 0"):
         outcome.raise_if_invalid()
 
@@ -113,20 +114,13 @@ def test_truncated_texts_of_one_rule_do_not_pass_for_those_of_another(restricted
     does_not_fit(outcomes, law(replace(case, rule="speculative"), "fast"))
 
 
-def test_scores_called_normalized_are_log_probabilities_at_every_position(monkeypatch):
-    # The second position falls back to the warpers themselves, as where many tokens tie; its scores are then none.
-    truncate, calls, seen = Truncation.truncate, iter(range(10**6)), []
+def test_a_block_of_which_one_position_fell_back_to_the_warpers_has_the_exact_law(monkeypatch, restricted):
+    # As where many tokens tie: the draft's few tokens are then not known for the whole block.
+    truncate, calls = Truncation.truncate, iter(range(10**6))
     monkeypatch.setattr(
-        Truncation, "truncate", lambda self, scores: None if next(calls) == 1 else truncate(self, scores)
+        Truncation, "truncate", lambda self, scores: None if next(calls) % 4 == 1 else truncate(self, scores)
     )
-
-    def spy(tokens, kept, draft_scores, *args, normalized, **kwargs):
-        if draft_scores is not None:
-            seen.append((normalized, draft_scores.logsumexp(-1).abs().max().item()))
-        return verify_kept(tokens, kept, draft_scores, *args, normalized=normalized, **kwargs)
-
-    monkeypatch.setattr(transformers_cactus.decoding, "verify_kept", spy)
     case = Case("cactus", 0.5, "other", block=3, new_tokens=4, vocab=16, sampling=TRUNCATED)
-    draw(50, "fast", verifier_model(case.vocab), case.prompt, **case.options())
-    assert [normalized for normalized, _ in seen].count(False) == 1 and len(seen) > 1
-    assert all(worst < 1e-5 for normalized, worst in seen if normalized)
+    outcomes = draw(3000, "fast", verifier_model(case.vocab), case.prompt, **case.options())
+    assert restricted
+    fits(outcomes, law(case, "fast"))

@@ -149,13 +149,13 @@ class GammaRule(AcceptanceRule):
             return gamma
         # In logarithms, for p_n that underflow. gamma = 0 rejects, even where p_n is 0 too.
         ratio = (gamma.log() - draft.log_prob(tokens)).clamp(max=0).exp()
-        return torch.where(gamma == 0, 0.0, ratio)
+        return ratio.masked_fill_(gamma == 0, 0.0)
 
     @override
     def recovery_weights(self, tokens: Tensor, verifier_probs: Tensor, draft_probs: Tensor | None) -> Tensor:
         token = tokens[:, None]
         q_n = verifier_probs.gather(-1, token)
-        scale = torch.where(q_n < 1, (1 - self.gamma(q_n)) / (1 - q_n), 0.0)
+        scale = ((1 - self.gamma(q_n)) / (1 - q_n)).masked_fill_(q_n >= 1, 0.0)
         # The drafted token was rejected, so gamma < p_n and its own residual is 0.
         others = (verifier_probs * scale).scatter(-1, token, 0.0)
         residual = others if draft_probs is None else (others - draft_probs).clamp_(min=0)

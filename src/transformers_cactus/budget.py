@@ -42,7 +42,7 @@ def two_point_kl(gamma: Tensor, q_n: Tensor) -> Tensor:
     # torch.special.xlogy gives 0 * log 0 = 0. The sum can come out a rounding error below 0.
     raised = torch.special.xlogy(gamma, gamma / q_n)
     others = torch.special.xlogy(1 - gamma, (1 - gamma) / (1 - q_n))
-    return torch.where(gamma == q_n, 0.0, raised + others).clamp(min=0)
+    return (raised + others).clamp_(min=0).masked_fill_(gamma == q_n, 0.0)
 
 
 def closed_form_gamma(q_n: Tensor, delta: Tensor | float) -> Tensor:

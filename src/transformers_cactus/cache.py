@@ -6,7 +6,7 @@ row's length is hidden by the masks of `masks` until it is overwritten.
 
     cache = RaggedCache(batch_size=4, device=model.device)
     outputs = model(**forward_inputs(model, cache, tokens))  # tokens [4, k]
-    cache.commit(kept, counts)                               # kept [4], counts the same numbers on the host
+    cache.commit([2, 0, 1, 2])
 """
 
 import weakref
@@ -18,26 +18,38 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from .transfer import on_device
+
 _SMALLEST_CAPACITY: Final = 64
 
 
 class RowLengths:
-    """How far each row of a batch is filled: on the device for each row, and on the host as far as it was told.
+    """How far each row of a batch is filled, on the host as far as it was told, and on the device.
 
     Attributes:
-        lengths: `[batch]`, committed tokens of each row.
-        counts: the same numbers on the host, or None while the host does not know them.
+        batch_size: number of rows.
+        counts: the length of each row, or None while the host does not know them.
         longest: the longest length, or an upper bound of it while `counts` is None.
         pending: number of tokens fed to the last forward, until they are committed.
         automatic: whether all tokens of a forward are committed, without being told to.
     """
 
     def __init__(self, batch_size: int, device: torch.device | str) -> None:
-        self.lengths = torch.zeros(batch_size, dtype=torch.long, device=device)
+        self.device = torch.device(device)
+        self.batch_size = batch_size
         self.pending = 0
         self.automatic = False
         self._slots: dict[tuple[int, int, int, torch.device], Tensor] = {}
+        self._lengths: Tensor | None = None
         self._know([0] * batch_size)
+
+    @property
+    def lengths(self) -> Tensor:
+        """Committed tokens of each row, `[batch]`, on the device. Made when asked for: equal rows need none."""
+        if self._lengths is None:
+            assert self.counts is not None
+            self._lengths = on_device(self.counts, self.device)
+        return self._lengths
 
     @property
     def level(self) -> bool:
@@ -52,11 +64,13 @@ class RowLengths:
     def settle(self) -> None:
         """Commit what the last forward has fed, where nobody else does."""
         if self.automatic and self.pending:
-            self.move(self.pending, None, 1)
+            self.move(self.pending, 1)
 
     def positions(self, tokens: int) -> Tensor:
         """Return the positions of the next tokens of each row, `[batch, tokens]`."""
-        return self.lengths[:, None] + torch.arange(tokens, device=self.lengths.device)
+        if self.level:
+            return torch.arange(self.longest, self.longest + tokens, device=self.device).expand(self.batch_size, -1)
+        return self.lengths[:, None] + torch.arange(tokens, device=self.device)
 
     def slots(self, tokens: int, heads: int, capacity: int, device: torch.device) -> Tensor:
         """Return where the next tokens go in a buffer `[batch, heads, capacity, ...]` flattened to its first axis.
@@ -65,52 +79,53 @@ class RowLengths:
         """
         key = (tokens, heads, capacity, device)
         if key not in self._slots:
-            first = torch.arange(len(self.lengths) * heads, device=device) * capacity
+            first = torch.arange(self.batch_size * heads, device=device) * capacity
             positions = self.positions(tokens).to(device)
             self._slots[key] = (first.view(-1, heads, 1) + positions[:, None, :]).flatten()
         return self._slots[key]
 
-    def move(self, step: int | Tensor, counts: Sequence[int] | None, sign: int) -> None:
-        """Add `sign * step` to the lengths; `counts` are the values of `step` on the host."""
+    def move(self, step: int | Sequence[int] | Tensor, sign: int) -> None:
+        """Add `sign * step` to the lengths; the host does not look into a tensor."""
         if isinstance(step, int):
-            counts = [step] * len(self.lengths)
-        if counts is not None:
-            self._check(counts, sign)
-        self.lengths = self.lengths + sign * step
-        if counts is not None and self.counts is not None:
-            self._know([length + sign * count for length, count in zip(self.counts, counts, strict=True)])
+            step = [step] * self.batch_size
+        if isinstance(step, Tensor):
+            self._know(None, self.longest + (self.pending if sign > 0 else 0), self.lengths + sign * step)
         else:
-            self._know(None, self.longest + (self.pending if sign > 0 else 0))
+            self._check(step, sign)
+            if self.counts is None:
+                moved = self.lengths + sign * on_device(step, self.device)
+                self._know(None, self.longest + (self.pending if sign > 0 else 0), moved)
+            else:
+                self._know([length + sign * count for length, count in zip(self.counts, step, strict=True)])
         self.pending = 0
 
     def select(self, rows: Tensor) -> None:
         """Keep the given rows, in the given order."""
-        self.lengths = self.lengths[rows.to(self.lengths.device)]
+        self.batch_size = len(rows)
         if self.counts is None:
-            self._know(None, self.longest)
+            self._know(None, self.longest, self.lengths[rows.to(self.device)])
         else:
             self._know([self.counts[row] for row in rows.tolist()])
 
     def clear(self) -> None:
         """Empty all rows."""
-        self.lengths = torch.zeros_like(self.lengths)
         self.pending = 0
-        self._know([0] * len(self.lengths))
+        self._know([0] * self.batch_size)
 
     def tell(self, counts: Sequence[int]) -> None:
         """Tell the host the true lengths, after moves without `counts`."""
         self._know(list(counts))
 
     def _check(self, counts: Sequence[int], sign: int) -> None:
-        if len(counts) != len(self.lengths):
-            raise ValueError(f"{len(counts)} counts were given for {len(self.lengths)} rows.")
+        if len(counts) != self.batch_size:
+            raise ValueError(f"{len(counts)} counts were given for {self.batch_size} rows.")
         limits = [self.pending] * len(counts) if sign > 0 else self.counts
         if limits is not None and any(not 0 <= count <= limit for count, limit in zip(counts, limits, strict=True)):
             what = "commit" if sign > 0 else "roll back"
             raise ValueError(f"Cannot {what} {list(counts)} tokens: the rows have {limits}.")
 
-    def _know(self, counts: list[int] | None, longest: int = 0) -> None:
-        self.counts = counts
+    def _know(self, counts: list[int] | None, longest: int = 0, lengths: Tensor | None = None) -> None:
+        self.counts, self._lengths = counts, lengths
         self.longest = longest if counts is None else max(counts, default=0)
         self._level = counts is not None and min(counts, default=0) == self.longest
         self._slots.clear()
@@ -261,28 +276,26 @@ class RaggedCache(Cache):
     @property
     def batch_size(self) -> int:
         """Number of rows."""
-        return len(self.rows.lengths)
+        return self.rows.batch_size
 
-    def commit(self, kept: int | Tensor, counts: Sequence[int] | None = None) -> None:
+    def commit(self, kept: int | Sequence[int] | Tensor) -> None:
         """Keep the first tokens of the last forward, and roll back the others.
 
-        Nothing here waits for the device. Without `counts` the host knows only an upper bound of the lengths: reads
+        Nothing here waits for the device. After a tensor the host knows only an upper bound of the lengths: reads
         become longer than needed, and equal rows lose their fast path.
 
         Args:
-            kept: how many tokens of each row, `[batch]`, or one number for all rows.
-            counts: the values of `kept`, where the host has them.
+            kept: how many tokens: one number for all rows, a number for each row, or those as a tensor `[batch]`.
         """
-        self.rows.move(kept, counts, 1)
+        self.rows.move(kept, 1)
 
-    def roll_back(self, removed: int | Tensor, counts: Sequence[int] | None = None) -> None:
+    def roll_back(self, removed: int | Sequence[int] | Tensor) -> None:
         """Remove the last committed tokens of each row.
 
         Args:
-            removed: how many tokens of each row, `[batch]`, or one number for all rows.
-            counts: the values of `removed`, where the host has them.
+            removed: how many tokens, as in `commit`.
         """
-        self.rows.move(removed, counts, -1)
+        self.rows.move(removed, -1)
 
     def keep_rows(self, rows: Tensor | Sequence[int]) -> None:
         """Keep only the given rows, in the given order, and free the memory of the others.

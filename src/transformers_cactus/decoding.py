@@ -30,6 +30,7 @@ from .restriction import can_restrict, verify_kept
 from .rows import Rows
 from .sequences import Sequences
 from .stopping import BlockStopping
+from .transfer import on_device
 from .verification import Verification, raise_if_invalid, verify, verify_greedy
 
 LARGEST_FIRST_CAPACITY = 4096
@@ -199,7 +200,7 @@ class _FastLoop:
     def _verify(self, block: Block, processed: Processed) -> Verification:
         lengths = None
         if min(block.lengths) < block.tokens.shape[1]:
-            lengths = torch.tensor(block.lengths, device=block.tokens.device)
+            lengths = on_device(block.lengths, block.tokens.device)
         if not self.do_sample:
             return verify_greedy(block.tokens, processed.scores, block_lengths=lengths)
         rule, options, spent = self.rule, self.call.options, None
@@ -207,13 +208,12 @@ class _FastLoop:
             rule, spent = self._planned(self.plan, block, processed.scores)
         wanted: dict[str, Any] = {"block_lengths": lengths, "measure": self.counts}
         if options.verification == "block":
-            return verify_block(block.tokens, processed.scores, block.scores, rule, **wanted)
+            return verify_block(block.tokens, processed.scores, block.draft_scores, rule, **wanted)
         wanted["certify"] = options.certificate and spent is None
         if processed.kept is not None and can_restrict(rule):
-            kept, normalized = processed.kept, block.normalized
-            outcome = verify_kept(block.tokens, kept, block.scores, rule, normalized=normalized, **wanted)
+            outcome = verify_kept(block.tokens, processed.kept, block.scores, rule, **wanted)
         else:
-            outcome = verify(block.tokens, processed.scores, block.scores, rule, **wanted)
+            outcome = verify(block.tokens, processed.scores, block.draft_scores, rule, **wanted)
         return outcome if spent is None else outcome._replace(certificate=spent)
 
     def _planned(self, plan: DeltaPlan, block: Block, scores: Tensor) -> tuple[AcceptanceRule, Tensor | None]:
@@ -222,7 +222,7 @@ class _FastLoop:
         # What lies beyond a row's length may be no token at all.
         beyond = torch.arange(block.tokens.shape[1]) >= torch.tensor(block.lengths)[:, None]
         tokens = block.tokens.masked_fill(beyond.to(block.tokens.device), 0)
-        draft = None if block.scores is None else Rows(block.scores)
+        draft = None if block.draft_scores is None else Rows(block.draft_scores)
         return plan.for_block(generated, tokens, block.lengths, Rows(scores[:, :-1]), draft)
 
     # 4. Bring the outcome to the host, and cut it where a row ends.
@@ -235,8 +235,8 @@ class _FastLoop:
             columns += [outcome.accepted_losslessly, outcome.divergence]
         if outcome.certificate is not None and size:
             columns.append(outcome.certificate)
-        # float64 holds token ids exactly, so one transfer takes everything.
-        table = torch.cat([column.double() for column in columns], dim=1).tolist()
+        # As float32, which holds token ids exactly (all integers below 2^24), one transfer takes everything.
+        table = torch.cat([columns[0].float(), *columns[1:]], dim=1).tolist()
         raise_if_invalid([int(row[2]) for row in table], [int(row[0]) for row in table], sequences.rows)
         accepted = [int(row[0]) for row in table]
         tokens = [[*map(int, row[3 : 3 + count]), int(row[1])] for row, count in zip(table, accepted, strict=True)]
@@ -302,13 +302,12 @@ class _FastLoop:
     def _commit(self, emitted: list[list[int]], outcome: Verification) -> None:
         prompt = 0 if self.unfed is None else self.unfed.shape[1] - 1
         self.unfed = None
-        counts = [prompt + len(new) for new in emitted]
-        self.cache.commit(torch.tensor(counts, device=self.cache.lengths.device), counts)
+        self.cache.commit([prompt + len(new) for new in emitted])
         # Where a row was cut its last token is another one, but then the row ends.
         if not self.stopping.reads_tokens:
             longest = max(map(len, emitted))
             padded = [new + [0] * (longest - len(new)) for new in emitted]
-            self.sequences.write(torch.tensor(padded, device=self.sequences.ids.device))
+            self.sequences.write(on_device(padded, self.sequences.ids.device))
         self.sequences.advance(emitted, outcome.next_token)
 
     # 6. Finished rows leave the batch.

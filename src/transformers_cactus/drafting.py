@@ -14,11 +14,10 @@ from transformers.generation import CandidateGenerator
 from ._compat import input_device
 from ._compat import vocab_size as vocab_size_of
 from .cache import DraftMemory, RaggedCache
-from .draft_scores import DraftScores
 from .inputs import forward_inputs, prefill
-from .processing import BlockProcessor, to_vocabulary
+from .processing import BlockProcessor, Processed, to_vocabulary
 from .sequences import Sequences
-from .truncation import Kept
+from .transfer import on_device
 from .verification import sample
 
 
@@ -27,13 +26,15 @@ class Block(NamedTuple):
 
     tokens: Tensor
     """`[batch, block]`; what lies beyond a row's length means nothing."""
-    scores: Tensor | None
-    """What the tokens were sampled from, `[batch, block, vocab]`; `None` for a draft without probabilities.
-    Overwritten by the next round's."""
+    scores: Processed | None
+    """What the tokens were sampled from, `[batch, block, vocab]`; `None` for a draft without probabilities."""
     lengths: list[int]
     """Drafted tokens of each row."""
-    normalized: bool = False
-    """Whether all scores are log-probabilities."""
+
+    @property
+    def draft_scores(self) -> Tensor | None:
+        """`scores` over the whole vocabulary."""
+        return None if self.scores is None else self.scores.scores
 
 
 class Drafter(ABC):
@@ -99,35 +100,22 @@ class ModelDrafter(Drafter):
         self._unfed: Tensor | None = None
         self._unfed_rows: list[bool] = []
         self._fed = 0
-        self._scores: DraftScores | None = None
 
     def propose(self, sequences: Sequences, count: int) -> Block:
         """See [`Drafter.propose`]."""
         device, batch = sequences.last.device, sequences.batch_size
-        tokens = []
+        tokens: list[Tensor] = []
+        scores: list[Processed] = []
         lengths = [count] * batch
-        normalized = True
         uniforms = torch.rand(count, batch, device=device) if self.do_sample else None
-        if uniforms is not None and (self._scores is None or not self._scores.fits(batch, count)):
-            self._scores = DraftScores(batch, count, self.vocab_size, device)
         logits = self._feed_unseen(sequences)
         for step in range(count):
             logits = to_vocabulary(logits, self.vocab_size).to(device, torch.float32)
-            processed = self.processor(logits[:, None], sequences, first=step)
-            if uniforms is None or self._scores is None:
-                scores = processed.scores[:, 0]
-                token = scores.argmax(-1)
-            elif processed.kept is None:
-                scores = self._scores.put(step, processed.scores[:, 0])
-                token = sample(scores.softmax(-1), uniforms[step])
-                normalized = False
-            else:
-                kept = Kept(processed.kept.tokens[:, 0], processed.kept.scores[:, 0].log_softmax(-1))
-                scores = self._scores.put_kept(step, kept)
-                token = kept.tokens.gather(-1, sample(kept.scores.exp(), uniforms[step])[:, None])[:, 0]
-            tokens.append(token)
+            processed = self.processor(logits, sequences, first=step)
+            tokens.append(_choose(processed, None if uniforms is None else uniforms[step]))
+            scores.append(processed)
             if self.confidence_threshold > 0 and step + 1 < count:
-                probability = scores.softmax(-1).gather(-1, token[:, None])[:, 0]
+                probability = processed.scores[:, 0].softmax(-1).gather(-1, tokens[-1])[:, 0]
                 for row, unsure in enumerate((probability < self.confidence_threshold).tolist()):
                     if unsure:
                         lengths[row] = min(lengths[row], step + 1)
@@ -135,15 +123,14 @@ class ModelDrafter(Drafter):
                     break
             if step + 1 < count:
                 if self.processor.reads_prefix:
-                    sequences.write(torch.stack(tokens, dim=1))
-                logits = self._feed(token[:, None])
+                    sequences.write(torch.cat(tokens, dim=1))
+                logits = self._feed(tokens[-1])
                 self._fed += 1
-        self._unfed = token
-        block_scores = None if self._scores is None else self._scores.block(batch, len(tokens))
-        return Block(torch.stack(tokens, dim=1), block_scores, lengths, normalized)
+        self._unfed = tokens[-1]
+        return Block(torch.cat(tokens, dim=1), Processed.joined(scores) if self.do_sample else None, lengths)
 
     def _feed_unseen(self, sequences: Sequences) -> Tensor:
-        """Feeds what the draft has not seen of each row, and returns the logits behind the row's last token."""
+        """Feeds what the draft has not seen of each row; the logits behind its last token, `[batch, 1, vocab]`."""
         self._fed = 0
         lengths = sequences.lengths()
         if self._prompts is not None:
@@ -175,19 +162,19 @@ class ModelDrafter(Drafter):
         assert self._unfed is not None
         behind = torch.tensor(self._unfed_rows, device=last.device)
         # Rows that lack one token only end in padding, which is not committed.
-        pair = torch.stack([torch.where(behind, self._unfed, last), last], dim=1)
+        pair = torch.cat([torch.where(behind[:, None], self._unfed, last[:, None]), last[:, None]], dim=1)
         return self._feed_rows(pair, [2 if unfed else 1 for unfed in self._unfed_rows])
 
     def _feed_rows(self, tokens: Tensor, counts: list[int]) -> Tensor:
         """Feeds the first tokens of each row."""
         logits = self.model(**forward_inputs(self.model, self.cache, self._known(tokens))).logits
-        index = torch.tensor(counts, device=self.device)
-        self.cache.commit(index, counts)
-        return logits[torch.arange(len(counts), device=self.device), index - 1]
+        self.cache.commit(counts)
+        last = on_device([count - 1 for count in counts], self.device)
+        return logits[torch.arange(len(counts), device=self.device), last, None]
 
     def _feed(self, tokens: Tensor) -> Tensor:
         inputs = forward_inputs(self.model, self.cache, self._known(tokens), logits_to_keep=1)
-        logits = self.model(**inputs).logits[:, -1]
+        logits = self.model(**inputs).logits[:, -1:]
         self.cache.commit(tokens.shape[1])
         return logits
 
@@ -201,7 +188,7 @@ class ModelDrafter(Drafter):
         # The last drafted token was never fed. Of the others, those behind a rejection go.
         removed = [self._fed - min(count, self._fed) for count in accepted]
         if any(removed):
-            self.cache.roll_back(torch.tensor(removed, device=self.device), removed)
+            self.cache.roll_back(removed)
         self._unfed_rows = [count == self._fed + 1 for count in accepted]
 
     def keep(self, kept: Sequence[int]) -> None:
@@ -225,7 +212,7 @@ class ModelDrafter(Drafter):
         known = memory.cache.get_seq_length()
         extra = known - min(known, cache.get_seq_length(), min(lengths) - 1)
         self.cache = memory.cache
-        self.cache.roll_back(extra, [extra] * len(prompts))
+        self.cache.roll_back(extra)
 
     def memory(self) -> DraftMemory:
         """See [`Drafter.memory`]."""
@@ -275,6 +262,16 @@ class PromptLookupDrafter(Drafter):
         return []
 
 
+def _choose(processed: Processed, uniforms: Tensor | None) -> Tensor:
+    """The next token of each row, `[batch, 1]`: sampled, or without random numbers the most probable one."""
+    if uniforms is None:
+        return processed.scores.argmax(-1)
+    if processed.kept is None:
+        return sample(processed.scores[:, 0].softmax(-1), uniforms)[:, None]
+    tokens, scores = processed.kept
+    return tokens[:, 0].gather(-1, sample(scores[:, 0].softmax(-1), uniforms)[:, None])
+
+
 def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
@@ -301,7 +298,7 @@ class GeneratorDrafter(Drafter):
         self._drafted = tokens.shape[1]
         if scores is not None:
             scores = to_vocabulary(scores[:, : self._drafted], self.vocab_size).to(device, torch.float32)
-        return Block(tokens, scores if self._drafted else None, [self._drafted])
+        return Block(tokens, None if scores is None or not self._drafted else Processed(scores), [self._drafted])
 
     def commit(self, accepted: Sequence[int]) -> None:
         """See [`Drafter.commit`]."""

@@ -77,5 +77,4 @@ def prefill(model: Any, cache: RaggedCache, rows: Tensor, lengths: Tensor) -> No
         return
     # Padding behind a short prompt is seen by no token before it, so the plain causal mask of equal rows is right.
     model(**forward_inputs(model, cache, rows[:, :-1], logits_to_keep=1))
-    kept = lengths - 1
-    cache.commit(kept, kept.tolist())
+    cache.commit((lengths - 1).tolist())

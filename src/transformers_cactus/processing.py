@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -43,24 +43,35 @@ LENGTH_ONLY: tuple[type, ...] = (
 
 
 class Processed:
-    """Processed scores of a block, `[batch, block, vocab]`, in float32.
+    """Processed scores of a block, in float32.
 
     Args:
-        scores (`torch.Tensor` of shape `[batch, block, vocab]`): The scores; memory for them where `kept` says more.
+        scores (`torch.Tensor` of shape `[batch, block, vocab]` or `None`): The scores, where they are written down.
         kept ([`Kept`] of shape `[batch, block, kept]`, *optional*): All that is left of each position, if it is known.
-        complete (`bool`, *optional*, defaults to `True`): Whether `scores` holds the scores, or `kept` alone does.
+        vocab (`int`, *optional*): The size of the vocabulary, where `kept` alone is given.
     """
 
-    def __init__(self, scores: Tensor, kept: Kept | None = None, *, complete: bool = True):
+    def __init__(self, scores: Tensor | None, kept: Kept | None = None, vocab: int = 0):
         self.kept = kept
-        self._scores, self._complete = scores, complete
+        self.vocab = vocab if scores is None else scores.shape[-1]
+        self._scores = scores
+
+    @classmethod
+    def joined(cls, blocks: Sequence[Processed]) -> Processed:
+        """Blocks of the same rows as one, one behind another."""
+        kept = [block.kept for block in blocks if block.kept is not None]
+        if len(kept) < len(blocks):
+            return cls(torch.cat([block.scores for block in blocks], dim=1))
+        columns = [torch.cat(parts, dim=1) for parts in zip(*kept, strict=True)]
+        return cls(None, Kept(*columns), blocks[0].vocab)
 
     @property
     def scores(self) -> Tensor:
-        """The scores of the whole vocabulary, which are written down when they are first asked for."""
-        if not self._complete and self.kept is not None:
-            self._scores.fill_(-torch.inf).scatter_(-1, *self.kept)
-            self._complete = True
+        """The scores of the whole vocabulary, `[batch, block, vocab]`, written down when they are first asked for."""
+        if self._scores is None:
+            assert self.kept is not None
+            shape = (*self.kept.tokens.shape[:-1], self.vocab)
+            self._scores = self.kept.scores.new_full(shape, -torch.inf).scatter_(-1, *self.kept)
         return self._scores
 
 
@@ -111,16 +122,18 @@ class BlockProcessor:
         """
         processed = Processed(scores)
         for processor in self.processors:
-            scores = processed.scores
+            kept = None
             if isinstance(processor, Truncation):
-                processed = _truncated(processor, scores)
-            else:
-                scores = self._apply(processor, scores, sequences, first)
-                # What is left is known as long as the later processors bring nothing back.
-                kept = processed.kept if type(processor) in EXCLUDE_ONLY else None
-                processed = Processed(
-                    scores, None if kept is None else Kept(kept.tokens, scores.gather(-1, kept.tokens))
-                )
+                kept = processor.truncate(processed.scores)
+            if kept is not None:
+                processed = Processed(None, kept, processed.vocab)
+                continue
+            scores = self._apply(processor, processed.scores, sequences, first)
+            # What is left stays known as long as the later processors bring nothing back.
+            if processed.kept is not None and type(processor) in EXCLUDE_ONLY:
+                tokens = processed.kept.tokens
+                kept = Kept(tokens, scores.gather(-1, tokens))
+            processed = Processed(scores, kept)
         return processed
 
     def _apply(self, processor: LogitsProcessor, scores: Tensor, sequences: Sequences, first: int) -> Tensor:
@@ -152,16 +165,6 @@ class BlockProcessor:
         """The processor for all remaining rows at once, some of which may have left the batch."""
         width = sequences.width
         return _compat.processor_of_rows(processor, sequences.rows, sequences.ids[:, :width], width)
-
-
-def _truncated(truncation: Truncation, scores: Tensor) -> Processed:
-    batch, block, vocab = scores.shape
-    rows = scores.reshape(batch * block, vocab)
-    kept = truncation.truncate(rows)
-    if kept is None:
-        return Processed(truncation.by_warpers(rows).view(batch, block, vocab))
-    shape = (batch, block, -1)
-    return Processed(scores, Kept(kept.tokens.view(shape), kept.scores.view(shape)), complete=False)
 
 
 def exclude_eos(

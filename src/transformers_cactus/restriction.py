@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .acceptance import AcceptanceRule, GammaRule
+from .processing import Processed
 from .truncation import Kept
 from .verification import Verification, verify
 
@@ -24,10 +25,9 @@ def can_restrict(rule: AcceptanceRule) -> bool:
 def verify_kept(
     draft_tokens: Tensor,
     kept: Kept,
-    draft_scores: Tensor | None,
+    draft_scores: Processed | None,
     rule: AcceptanceRule,
     *,
-    normalized: bool = False,
     block_lengths: Tensor | None = None,
     generator: torch.Generator | None = None,
     measure: bool = True,
@@ -38,26 +38,24 @@ def verify_kept(
     Args:
         draft_tokens (`torch.LongTensor` of shape `[batch, block]`): As in [`verify`], like all that is not named.
         kept ([`Kept`] of shape `[batch, block + 1, kept]`): What is left of the verifier's scores.
-        draft_scores (`torch.Tensor` of shape `[batch, block, vocab]` or `None`): Of the verifier's vocabulary size.
+        draft_scores ([`Processed`] of shape `[batch, block, vocab]` or `None`): The draft's.
         rule ([`AcceptanceRule`]): One that `can_restrict` allows.
-        normalized (`bool`, *optional*, defaults to `False`): Whether the draft's scores are log-probabilities.
 
     Returns:
         [`Verification`].
     """
     block, rest = draft_tokens.shape[1], kept.tokens.shape[-1]
-    verifier = F.pad(kept.scores, (0, 1), value=-torch.inf)
     ahead = kept.tokens[:, :block]
     places = ahead == draft_tokens[..., None]
+    # The draft's tokens that the verifier excludes share the last place.
     tokens = torch.where(places.any(-1), places.long().argmax(-1), rest)
     draft = None
     if draft_scores is not None:
-        scores = draft_scores.gather(-1, ahead)
-        probs = (scores if normalized else scores - draft_scores.logsumexp(-1, keepdim=True)).exp()
+        probs = _probs_of(ahead, draft_scores)
         draft = torch.cat([probs, (1 - probs.sum(-1, keepdim=True)).clamp(min=0)], dim=-1).log()
     outcome = verify(
         tokens,
-        verifier,
+        F.pad(kept.scores, (0, 1), value=-torch.inf),
         draft,
         rule,
         block_lengths=block_lengths,
@@ -65,7 +63,15 @@ def verify_kept(
         measure=measure,
         certify=certify,
     )
-    # The place of the rest, which the verifier excludes, comes out only where the scores were no distribution.
+    # The last place, which the verifier excludes, comes out only where the scores were no distribution.
     at = kept.tokens[torch.arange(len(ahead), device=ahead.device), outcome.accepted]
     next_token = at.gather(-1, outcome.next_token.clamp(max=rest - 1)[:, None])[:, 0]
     return outcome._replace(next_token=next_token)
+
+
+def _probs_of(tokens: Tensor, draft: Processed) -> Tensor:
+    """The draft's probabilities of some tokens of each position, `[batch, block, kept]`."""
+    if draft.kept is None:
+        return (draft.scores.gather(-1, tokens) - draft.scores.logsumexp(-1, keepdim=True)).exp()
+    same = tokens[..., None] == draft.kept.tokens[..., None, :]
+    return (same * draft.kept.scores.softmax(-1)[..., None, :]).sum(-1)

@@ -37,7 +37,7 @@ class Rows:
     """One distribution per position, given by scores that are log-probabilities up to a constant per row.
 
     A model's processed logits are such scores, and so are exact log-probabilities. Nothing of the size of `scores` is
-    computed unless it is asked for, and nothing is kept: most rules ask for the probability of one token per position,
+    computed unless it is asked for, or kept: most rules ask for the probability of one token per position,
     and for one whole row per sequence.
 
     Args:
@@ -49,6 +49,7 @@ class Rows:
     def __init__(self, scores: Tensor):
         self.scores = scores
         self.dtype = torch.promote_types(scores.dtype, torch.float32)
+        self._asked: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def from_probs(cls, probs: Tensor) -> Rows:
@@ -60,7 +61,7 @@ class Rows:
         """Log-sum-exp of every row, `[batch, block]`; NaN where a row is no distribution."""
         normalizer = self.scores.to(self.dtype).logsumexp(dim=-1)
         # A row with +inf would give its finite scores the log-probability -inf, as if they were only excluded.
-        return torch.where(normalizer.isfinite(), normalizer, torch.nan)
+        return normalizer.nan_to_num_(torch.nan, posinf=torch.nan, neginf=torch.nan)
 
     def log_prob(self, tokens: Tensor) -> Tensor:
         """Log-probability of one token per position.
@@ -71,8 +72,11 @@ class Rows:
         Returns:
             `torch.Tensor` of shape `[batch, block]`, in nats.
         """
-        scores = self.scores.gather(-1, tokens[..., None])[..., 0].to(self.dtype)
-        return scores - self.log_normalizer
+        # Asked several times in a round for the same tokens.
+        if self._asked is None or self._asked[0] is not tokens:
+            scores = self.scores.gather(-1, tokens[..., None])[..., 0].to(self.dtype)
+            self._asked = tokens, scores - self.log_normalizer
+        return self._asked[1]
 
     def probs_at(self, positions: Tensor, vocab: int | None = None) -> Tensor:
         """The whole row of one position per sequence.

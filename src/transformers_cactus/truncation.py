@@ -20,6 +20,9 @@ TIES = 8
 CHUNK = 64
 """Scores of which one maximum is taken before the largest of a row are looked for."""
 
+LARGE = 2**17
+"""Scores for which that takes less time than to look at each."""
+
 
 class Kept(NamedTuple):
     """The few tokens of each position that truncation may have left; all others have the score `-inf`."""
@@ -31,10 +34,11 @@ class Kept(NamedTuple):
 
 
 class Truncation(LogitsProcessor):
-    """Up to three warpers in one, with their results: the same tokens stay, with the same scores up to rounding.
+    """Up to three warpers in one: the same tokens stay, with the same scores up to rounding.
 
-    Where more than `TIES` tokens tie with the k-th, and on devices other than the CPU, on which that test would wait
-    for the device and sorting is fast, the warpers themselves run.
+    `truncate` finds them without the warpers, except where more than `TIES` tokens tie with the k-th, and on devices
+    other than the CPU, on which that test would wait for the device and sorting is fast. Called as a processor, the
+    warpers themselves run.
 
     Args:
         temperature (`TemperatureLogitsWarper` or `None`): Runs first.
@@ -59,20 +63,6 @@ class Truncation(LogitsProcessor):
         Returns:
             `torch.Tensor` of shape `[rows, vocab]`.
         """
-        kept = self.truncate(scores)
-        if kept is None:
-            return self.by_warpers(scores)
-        return torch.full_like(scores, -torch.inf).scatter_(-1, *kept)
-
-    def by_warpers(self, scores: Tensor) -> Tensor:
-        """The same for all rows, and slower: the warpers one after another.
-
-        Args:
-            scores (`torch.Tensor` of shape `[rows, vocab]`): Scores.
-
-        Returns:
-            `torch.Tensor` of shape `[rows, vocab]`.
-        """
         for warper in (self.temperature, self.top_k, self.top_p):
             scores = scores if warper is None else warper(None, scores)
         return scores
@@ -81,10 +71,10 @@ class Truncation(LogitsProcessor):
         """Says which tokens are left, and with what scores.
 
         Args:
-            scores (`torch.Tensor` of shape `[rows, vocab]`): Scores.
+            scores (`torch.Tensor` of shape `[..., vocab]`): Scores.
 
         Returns:
-            [`Kept`] of shape `[rows, kept]`, in descending order of the scores; `None` where the warpers themselves
+            [`Kept`] of shape `[..., kept]`, in descending order of the scores; `None` where the warpers themselves
             have to run: where a row holds NaN or infinity, fewer than k tokens that are not `-inf`, too many that are
             tied, or is too short.
         """
@@ -93,8 +83,8 @@ class Truncation(LogitsProcessor):
             return None
         values, tokens = largest(scores, count)
         # So few numbers take less time in Python than one operation of PyTorch does.
-        rows = [self._cut(row) for row in values.tolist()]
-        return None if None in rows else Kept(tokens, scores.new_tensor(rows))
+        rows = [self._cut(row) for row in values.view(-1, count).tolist()]
+        return None if None in rows else Kept(tokens, scores.new_tensor(rows).view_as(values))
 
     def _cut(self, values: list[float]) -> list[float] | None:
         """The scores of one row after the warpers, `-inf` for tokens that are cut off; `None` as in `truncate`."""
@@ -129,24 +119,26 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """`scores.topk(count)`, faster for a large vocabulary: at most `count` chunks hold one of the largest.
 
     Args:
-        scores (`torch.Tensor` of shape `[rows, vocab]`): Scores.
+        scores (`torch.Tensor` of shape `[..., vocab]`): Scores.
         count (`int`): How many to find.
 
     Returns:
-        Two tensors of shape `[rows, count]`: the scores, in descending order, and their tokens. Of the tokens
-        that tie for the last place, some are found.
+        Two tensors of shape `[..., count]`: the scores, in descending order, and their tokens. Of the tokens that tie
+        for the last place, some are found.
     """
     vocab = scores.shape[-1]
     chunks = vocab // CHUNK
-    if chunks < 4 * count:
+    if scores.numel() < LARGE or chunks < 4 * count:
         return scores.topk(count, dim=-1)
-    whole = scores[:, : chunks * CHUNK].unflatten(-1, (chunks, CHUNK))
-    best = whole.amax(-1).topk(count, dim=-1, sorted=False).indices
-    candidates = whole.gather(1, best[..., None].expand(-1, -1, CHUNK)).flatten(1)
-    values, places = torch.cat([candidates, scores[:, chunks * CHUNK :]], dim=-1).topk(count, dim=-1)
-    inside = best.gather(-1, (places // CHUNK).clamp(max=count - 1)) * CHUNK + places % CHUNK
-    behind = places - count * CHUNK
-    return values, torch.where(behind < 0, inside, chunks * CHUNK + behind)
+    whole, rest = scores[..., : chunks * CHUNK].unflatten(-1, (chunks, CHUNK)), scores[..., chunks * CHUNK :]
+    best = whole.amax(-1).topk(count, dim=-1, sorted=False).indices[..., None]
+    tokens = (best * CHUNK + torch.arange(CHUNK)).flatten(-2)
+    candidates = whole.gather(-2, best.expand_as(tokens.unflatten(-1, (count, CHUNK)))).flatten(-2)
+    if rest.shape[-1]:
+        behind = torch.arange(chunks * CHUNK, vocab).expand_as(rest)
+        tokens, candidates = torch.cat([tokens, behind], dim=-1), torch.cat([candidates, rest], dim=-1)
+    values, places = candidates.topk(count, dim=-1)
+    return values, tokens.gather(-1, places)
 
 
 def fused(processors: list[LogitsProcessor]) -> list[LogitsProcessor]:

@@ -115,20 +115,22 @@ def verify(
     vocab = verifier_scores.shape[-1]
     # One column for each acceptance decision and a last one for the next token: separate random numbers.
     uniforms = torch.rand(batch, block + 1, generator=generator, device=device, dtype=torch.float32)
-    if block_lengths is None:
-        block_lengths = torch.full((batch,), block, device=device)
     accepted_losslessly: Tensor | None = None
     divergence: Tensor | None = None
 
     if block:
-        drafted = torch.arange(block, device=device) < block_lengths[:, None]
-        # Whatever pads shorter blocks, a negative id for one, must not reach an index.
-        draft_tokens = torch.where(drafted, draft_tokens, 0)
+        beyond = None
+        if block_lengths is not None:
+            beyond = torch.arange(block, device=device) >= block_lengths[:, None]
+            # Whatever pads shorter blocks, a negative id for one, must not reach an index.
+            draft_tokens = draft_tokens.masked_fill(beyond, 0)
         verifier, draft = Rows(verifier_scores[:, :block]), None if draft_scores is None else Rows(draft_scores)
         accept = accept_tokens(draft_tokens, verifier, draft, rule, uniforms[:, :block])
         certificate = divergences.certificate(draft_tokens, verifier, draft, rule) if certify else None
-        accepted = (accept & drafted).long().cumprod(-1).sum(-1)
-        if measure:
+        accepted = (accept if beyond is None else accept & ~beyond).long().cumprod(-1).sum(-1)
+        if measure and rule.is_lossless:
+            accepted_losslessly, divergence = accept, torch.zeros(batch, block, device=device)
+        elif measure:
             accepted_losslessly = accept_tokens(draft_tokens, verifier, draft, Speculative(), uniforms[:, :block])
             divergence = rule.divergence(draft_tokens, verifier, draft)
     else:
@@ -142,7 +144,7 @@ def verify(
     invalid = verifier_probs[:, 0].isnan().long()
     weights = verifier_probs
     if block:
-        rejected = accepted < block_lengths
+        rejected = accepted < (block if block_lengths is None else block_lengths)
         # A sequence whose whole block was accepted has no rejected token: `where` drops what any index gives there.
         at = accepted.clamp(max=block - 1)
         tokens = draft_tokens.gather(-1, at[:, None])[:, 0]
@@ -150,7 +152,7 @@ def verify(
         recovery = rule.at(at).recovery_weights(tokens, verifier_probs, draft_probs)
         weights = torch.where(rejected[:, None], recovery, verifier_probs)
         if draft_probs is not None:
-            invalid = torch.where(rejected & draft_probs[:, 0].isnan() & (invalid == 0), 2, invalid)
+            invalid = invalid.masked_fill(rejected & draft_probs[:, 0].isnan() & (invalid == 0), 2)
     next_token = sample(weights, uniforms[:, block])
     return Verification(accepted, next_token, accepted_losslessly, divergence, certificate, invalid)
 
