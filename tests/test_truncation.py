@@ -82,8 +82,8 @@ def test_the_list_of_tokens_holds_all_that_are_left(warpers):
 
 @given(
     seed=st.integers(0, 2**31),
-    rows=st.integers(3, 5),
-    vocab=st.integers(33000, 60000) | st.just(1000 * CHUNK),
+    rows=st.integers(5, 9),
+    vocab=st.integers(53000, 60000) | st.just(1000 * CHUNK),
     count=st.integers(1, 30),
     levels=st.sampled_from([0, 3, 50]),
 )

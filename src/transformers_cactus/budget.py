@@ -56,9 +56,13 @@ def closed_form_gamma(q_n: Tensor, delta: Tensor | float) -> Tensor:
         `torch.Tensor` like `q_n`. 0 where `q_n` is 0. `KL(h || q) <= delta` wherever the result is at most 0.5
         (Corollary 6); above that it can be up to twice the budget.
     """
-    raised = (q_n + torch.sqrt(2 * delta * q_n * (1 - q_n))).clamp(max=1)
-    # An infinite budget makes 0 * inf where q_n is 0 or 1.
-    return torch.where((q_n <= 0) | (q_n >= 1), q_n, raised)
+    # A probability can come out a rounding error above 1.
+    variance = q_n * (1 - q_n).clamp_(min=0)
+    raised = (q_n + (variance * (2 * delta)).sqrt_()).clamp_(max=1)
+    if isinstance(delta, Tensor) or delta == math.inf:
+        # An infinite budget makes 0 * inf where q_n is 0 or 1.
+        raised = torch.where((q_n <= 0) | (q_n >= 1), q_n, raised)
+    return raised
 
 
 def exact_gamma(q_n: Tensor, delta: Tensor | float) -> Tensor:

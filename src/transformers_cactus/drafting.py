@@ -107,12 +107,12 @@ class ModelDrafter(Drafter):
         tokens: list[Tensor] = []
         scores: list[Processed] = []
         lengths = [count] * batch
-        uniforms = torch.rand(count, batch, device=device) if self.do_sample else None
+        uniforms = torch.rand(count, batch, device=device).unbind() if self.do_sample else [None] * count
         logits = self._feed_unseen(sequences)
         for step in range(count):
             logits = to_vocabulary(logits, self.vocab_size).to(device, torch.float32)
             processed = self.processor(logits, sequences, first=step)
-            tokens.append(_choose(processed, None if uniforms is None else uniforms[step]))
+            tokens.append(_choose(processed, uniforms[step]))
             scores.append(processed)
             if self.confidence_threshold > 0 and step + 1 < count:
                 probability = processed.scores[:, 0].softmax(-1).gather(-1, tokens[-1])[:, 0]
@@ -174,7 +174,9 @@ class ModelDrafter(Drafter):
 
     def _feed(self, tokens: Tensor) -> Tensor:
         inputs = forward_inputs(self.model, self.cache, self._known(tokens), logits_to_keep=1)
-        logits = self.model(**inputs).logits[:, -1:]
+        logits = self.model(**inputs).logits
+        # Where the model had no choice it computed the others too.
+        logits = logits if logits.shape[1] == 1 else logits[:, -1:]
         self.cache.commit(tokens.shape[1])
         return logits
 

@@ -200,6 +200,8 @@ def to_vocabulary(logits: Tensor, size: int) -> Tensor:
         `torch.Tensor` of shape `[..., size]`: Tokens that the verifier lacks are left out, tokens that the draft lacks
         have `-inf`.
     """
-    if logits.shape[-1] >= size:
+    if logits.shape[-1] == size:
+        return logits
+    if logits.shape[-1] > size:
         return logits[..., :size]
     return torch.nn.functional.pad(logits, (0, size - logits.shape[-1]), value=-torch.inf)

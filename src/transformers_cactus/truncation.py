@@ -20,7 +20,7 @@ TIES = 8
 CHUNK = 64
 """Scores of which one maximum is taken before the largest of a row are looked for."""
 
-LARGE = 2**17
+LARGE = 2**18
 """Scores for which that takes less time than to look at each."""
 
 
