@@ -7,6 +7,7 @@ back to what stays. One transfer per round tells the host what was accepted.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from transformers.generation import CandidateGenerator, GenerateDecoderOnlyOutpu
 
 from . import _compat
 from .acceptance import AcceptanceRule
+from .adaptive_length import AdaptiveLength, experience_of, remember
+from .block_length import BlockLength, HeuristicLength
 from .block_verification import verify_block
 from .cache import RaggedCache
 from .configuration import RunOptions, delta_plan, warn_of_context, warn_of_greedy
@@ -51,8 +54,7 @@ class FastCall:
     options: RunOptions
     """The `cactus_*` options that are not about the rule."""
     schedule: str = "constant"
-    """`num_assistant_tokens_schedule`: with `"heuristic"` or `"heuristic_transient"` a sequence's block gets 2 tokens
-    longer after a round in which it kept its whole block, else 1 shorter. Within the call: no config is changed."""
+    """`num_assistant_tokens_schedule`: see `block_length` and `adaptive_length`."""
     confidence_threshold: float = 0.0
     """See [`ModelDrafter`]."""
     max_ngram_size: int = 2
@@ -137,7 +139,8 @@ class _FastLoop:
         self.kept_scores = _row_lists(prompt_lengths, returns_dict and generation_config.output_scores)
         self.kept_logits = _row_lists(prompt_lengths, returns_dict and generation_config.output_logits)
 
-        self.block_sizes = [call.num_assistant_tokens] * len(prompt_lengths)
+        self.block_length = self._block_length(len(prompt_lengths))
+        self.round_started = time.perf_counter()
         self.draft_limit: int | None = None
         self.warned_of_context = False
         repeats = generation_config.num_return_sequences or 1
@@ -162,6 +165,8 @@ class _FastLoop:
             self._drop(finished)
         if self.call.streamer is not None:
             self.call.streamer.end()
+        if isinstance(self.block_length, AdaptiveLength):
+            remember(self.model, self.call.assistant_model, self.block_length.experience)
         self.call.statistics = AcceptanceStatistics(self.statistics)
         return self._output()
 
@@ -169,7 +174,9 @@ class _FastLoop:
     def _draft(self) -> Block:
         sequences = self.sequences
         # The verifier adds a token to every block.
-        wanted = [min(n, self.limit - end - 1) for n, end in zip(self.block_sizes, sequences.ends, strict=True)]
+        wanted = [
+            min(n, self.limit - end - 1) for n, end in zip(self.block_length.next(), sequences.ends, strict=True)
+        ]
         count = max(wanted)
         longest = max(sequences.lengths())
         if self.draft_limit is not None and self.draft_limit - longest < count:
@@ -252,11 +259,9 @@ class _FastLoop:
             del new[count:]
             finished.append(ended)
             self._record(row, block, table[row], new, accepted[row], processed, logits)
-        if self.call.schedule != "constant" and size:
-            self.block_sizes = [
-                n + 2 if count == length else max(1, n - 1)
-                for n, count, length in zip(self.block_sizes, accepted, block.lengths, strict=True)
-            ]
+        now = time.perf_counter()
+        self.block_length.update(block.lengths, accepted, now - self.round_started)
+        self.round_started = now
         if size:
             self.drafter.commit([min(count, len(new)) for count, new in zip(accepted, tokens, strict=True)])
         return tokens, finished
@@ -315,7 +320,7 @@ class _FastLoop:
         if not any(finished):
             return
         kept = [row for row, ended in enumerate(finished) if not ended]
-        self.block_sizes = [self.block_sizes[row] for row in kept]
+        self.block_length.keep(kept)
         self.sequences.keep(kept)
         if kept:
             index = torch.tensor(kept, device=self.input_ids.device)
@@ -347,7 +352,18 @@ class _FastLoop:
             prompt_lengths,
             do_sample=self.do_sample,
             confidence_threshold=call.confidence_threshold,
+            goes_on=self.block_length.goes_on if self.block_length.reads_probabilities else None,
         )
+
+    def _block_length(self, rows: int) -> BlockLength:
+        call = self.call
+        if call.schedule == "adaptive":
+            experience = experience_of(self.model, call.assistant_model)
+            # Elsewhere than on a CPU each look at a probability waits for the device.
+            on_cpu = _compat.input_device(call.assistant_model).type == "cpu"
+            return AdaptiveLength(call.num_assistant_tokens, rows, experience, reads_probabilities=on_cpu)
+        kind = BlockLength if call.schedule == "constant" else HeuristicLength
+        return kind(call.num_assistant_tokens, rows)
 
     def _started_cache(self, given: RaggedCache | None, lengths: Tensor) -> RaggedCache:
         """The cache, and in `unfed` the prompt tokens that the first round feeds together with its block."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -76,6 +76,8 @@ class ModelDrafter(Drafter):
         do_sample (`bool`): Whether to sample, or to take the most probable token.
         confidence_threshold (`float`): A row's block ends behind a token whose probability was below it. 0 for never.
             Costs a host synchronisation per drafted token.
+        goes_on (callable, *optional*): [`BlockLength.goes_on`], asked after each drafted token but the last. Costs the
+            same.
     """
 
     def __init__(
@@ -88,12 +90,14 @@ class ModelDrafter(Drafter):
         *,
         do_sample: bool,
         confidence_threshold: float = 0.0,
+        goes_on: Callable[[Sequence[Sequence[float]]], bool] | None = None,
     ):
         self.model = model
         self.processor = processor
         self.vocab_size = vocab_size
         self.do_sample = do_sample
         self.confidence_threshold = confidence_threshold
+        self.goes_on = goes_on
         self.device = input_device(model)
         self.cache = RaggedCache(len(prompts), device=self.device)
         self._prompts: tuple[Tensor, list[int]] | None = (prompts, list(lengths))
@@ -107,6 +111,7 @@ class ModelDrafter(Drafter):
         tokens: list[Tensor] = []
         scores: list[Processed] = []
         lengths = [count] * batch
+        probabilities: list[list[float]] = []
         uniforms = torch.rand(count, batch, device=device).unbind() if self.do_sample else [None] * count
         logits = self._feed_unseen(sequences)
         for step in range(count):
@@ -114,12 +119,12 @@ class ModelDrafter(Drafter):
             processed = self.processor(logits, sequences, first=step)
             tokens.append(_choose(processed, uniforms[step]))
             scores.append(processed)
-            if self.confidence_threshold > 0 and step + 1 < count:
-                probability = processed.scores[:, 0].softmax(-1).gather(-1, tokens[-1])[:, 0]
-                for row, unsure in enumerate((probability < self.confidence_threshold).tolist()):
-                    if unsure:
+            if step + 1 < count and (self.confidence_threshold > 0 or self.goes_on is not None):
+                probabilities.append(_probability(processed, tokens[-1]).tolist())
+                for row, probability in enumerate(probabilities[-1]):
+                    if probability < self.confidence_threshold:
                         lengths[row] = min(lengths[row], step + 1)
-                if max(lengths) == step + 1:
+                if max(lengths) == step + 1 or not (self.goes_on is None or self.goes_on(probabilities)):
                     break
             if step + 1 < count:
                 if self.processor.reads_prefix:
@@ -127,6 +132,7 @@ class ModelDrafter(Drafter):
                 logits = self._feed(tokens[-1])
                 self._fed += 1
         self._unfed = tokens[-1]
+        lengths = [min(length, len(tokens)) for length in lengths]
         return Block(torch.cat(tokens, dim=1), Processed.joined(scores) if self.do_sample else None, lengths)
 
     def _feed_unseen(self, sequences: Sequences) -> Tensor:
@@ -272,6 +278,14 @@ def _choose(processed: Processed, uniforms: Tensor | None) -> Tensor:
         return sample(processed.scores[:, 0].softmax(-1), uniforms)[:, None]
     tokens, scores = processed.kept
     return tokens[:, 0].gather(-1, sample(scores[:, 0].softmax(-1), uniforms)[:, None])
+
+
+def _probability(processed: Processed, tokens: Tensor) -> Tensor:
+    """The probability of each row's token, `[batch]`."""
+    if processed.kept is None:
+        return processed.scores[:, 0].softmax(-1).gather(-1, tokens)[:, 0]
+    kept, scores = processed.kept
+    return (scores[:, 0].softmax(-1) * (kept[:, 0] == tokens)).sum(-1)
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> Tensor:

@@ -25,6 +25,9 @@ from .support import supports_ragged
 DEFAULT_BLOCK = 4
 """Tokens drafted per round in the fast engine where nobody says how many."""
 
+LONGEST_ADAPTIVE = 16
+"""Most tokens drafted per round with the schedule `"adaptive"` where nobody says how many."""
+
 LONGEST_BORROWED = 64
 """Most tokens taken from one of transformers' candidate generators, which decide themselves how many they draft."""
 
@@ -59,6 +62,10 @@ def run(setting: CallSettings, original: Generate, rule: AcceptanceRule) -> Any:
         return run_fast(setting, original, rule)
     if setting.options.verification == "block":
         raise ValueError(f"cactus_verification='block' runs in the fast engine only. {reason}")
+    if setting["assistant_model"] is not None and setting.draft_setting("num_assistant_tokens_schedule") == "adaptive":
+        advise(
+            f"num_assistant_tokens_schedule='adaptive' works in the fast engine only. {reason} Blocks are constant."
+        )
     if setting.options.engine == "fast":
         raise ValueError(f"cactus_engine='fast' cannot run this call. {reason} Leave cactus_engine at 'auto'.")
     if setting.sequences > 1:
@@ -125,9 +132,10 @@ def run_fast(setting: CallSettings, original: Generate, rule: AcceptanceRule) ->
         # The generator itself decides how many tokens it drafts.
         count = LONGEST_BORROWED
     elif draft is not None:
-        count = setting.draft_setting("num_assistant_tokens") or DEFAULT_BLOCK
-        threshold = setting.draft_setting("assistant_confidence_threshold") or 0.0
         schedule = setting.draft_setting("num_assistant_tokens_schedule") or "constant"
+        default = LONGEST_ADAPTIVE if schedule == "adaptive" else DEFAULT_BLOCK
+        count = setting.draft_setting("num_assistant_tokens") or default
+        threshold = setting.draft_setting("assistant_confidence_threshold") or 0.0
     fast_call = FastCall(
         rule=rule,
         options=setting.options,

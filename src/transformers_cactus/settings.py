@@ -17,6 +17,9 @@ PADDING_LIMIT = 1024
 """Vocabulary sizes further apart than this are taken for different tokenizers, not for one tokenizer padded twice
 (Qwen2.5's sizes differ by 128)."""
 
+SCHEDULES = ("constant", "heuristic", "heuristic_transient", "adaptive")
+"""What `num_assistant_tokens_schedule` may be."""
+
 
 class CallSettings:
     """A call's settings, as `generate` will see them: an argument, else the given config's, else the model's.
@@ -140,6 +143,11 @@ class CallSettings:
             value = self.given(name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        schedule = None if draft is None else self.draft_setting("num_assistant_tokens_schedule")
+        if schedule is not None and schedule not in SCHEDULES:
+            raise ValueError(
+                f"num_assistant_tokens_schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {schedule!r}."
+            )
         layers = (
             getattr(_compat.text_config(self.model), "num_hidden_layers", None)
             if self["assistant_early_exit"]
