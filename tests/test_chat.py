@@ -72,7 +72,7 @@ def test_delta_and_rule_are_what_the_next_answer_uses(models):
     ("line", "message"),
     [
         ("/delta -1", "at least 0"),
-        ("/delta much", "'much' is not a number"),
+        ("/delta much", "delta must be a number, at least 0 (a budget), got 'much'"),
         ("/rule cactsu", "/rule takes one of cactus,"),
         ("/rule lenience", "needs cactus_factor"),
         ("/rule cactus factor=2", "cactus has no parameter 'factor'; it has: delta"),
