@@ -211,10 +211,9 @@ def build_rule(options: Mapping[str, Any]) -> AcceptanceRule | None:
         return RULES[rule](**given)
     except (TypeError, ValueError) as error:
         # Rules name their own parameter, and name it first.
-        option = next(
-            (o for o, name in takes.items() if str(error).removeprefix("every ").startswith(f"{name} ")), None
-        )
-        raise error if option is None else type(error)(f"{option}: {error}") from None
+        named = (o for o, name in takes.items() if str(error).removeprefix("every ").startswith(f"{name} "))
+        blamed = next(named, None)
+        raise error if blamed is None else type(error)(f"{blamed}: {error}") from None
 
 
 def parameters_of(rule: str) -> dict[str, str]:
