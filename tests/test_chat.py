@@ -64,6 +64,10 @@ def test_delta_and_rule_are_what_the_next_answer_uses(models):
         "Lenience(factor=2)",
     ]
     assert written.splitlines()[-1] == "Lenience(factor=2)"
+    _, written = talk(
+        models, "/rule ensemble ensemble_weight=0.5 within_support=true", "/rule typical recovery_from=argmax"
+    )
+    assert "within_support=True" in written and "recovery_from='argmax'" in written
     chat, _ = talk(models, "/delta 0", "abc")
     assert chat.turns[0].reply.acceptance.total_divergence == 0
 

@@ -144,6 +144,16 @@ def test_options_on_a_generation_config_survive_saving(verifier, draft, tmp_path
     assert same(expected, run(again, assistant_model=draft))
 
 
+def test_a_budget_on_a_generation_config_survives_saving(verifier, draft, tmp_path):
+    options = {"cactus_delta": 0.5, "cactus_budget": 0.2, "cactus_budget_window": 3, "cactus_certificate": True}
+    GenerationConfig(**options, max_new_tokens=12, do_sample=True).save_pretrained(tmp_path)
+    loaded = GenerationConfig.from_pretrained(tmp_path)
+    windowed = run(verifier, assistant_model=draft, **options)
+    assert same(windowed, run(verifier, assistant_model=draft, generation_config=loaded))
+    whole = run(verifier, assistant_model=draft, generation_config=loaded, cactus_budget_window=None)
+    assert whole.acceptance.total_certificate <= 0.2 + 1e-9 < windowed.acceptance.total_certificate
+
+
 def test_an_argument_goes_before_the_given_config_before_the_models_own(verifier, draft):
     def delta(value):
         return run(verifier, assistant_model=draft, cactus_rule=Cactus(value))
