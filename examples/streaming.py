@@ -12,7 +12,7 @@ from transformers_cactus import Origin
 
 
 class WithOrigins(TextStreamer):
-    """Marks the tokens that are there thanks to delta.
+    """Marks the tokens that are there thanks to the relaxed rule.
 
     A round's origins come before its tokens; the prompt comes first of all and has none.
     """

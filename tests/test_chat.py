@@ -64,6 +64,10 @@ def test_delta_and_rule_are_what_the_next_answer_uses(models):
         "Lenience(factor=2)",
     ]
     assert written.splitlines()[-1] == "Lenience(factor=2)"
+    _, written = talk(
+        models, "/rule ensemble ensemble_weight=0.5 within_support=true", "/rule typical recovery_from=argmax"
+    )
+    assert "within_support=True" in written and "recovery_from='argmax'" in written
     chat, _ = talk(models, "/delta 0", "abc")
     assert chat.turns[0].reply.acceptance.total_divergence == 0
 
@@ -72,7 +76,7 @@ def test_delta_and_rule_are_what_the_next_answer_uses(models):
     ("line", "message"),
     [
         ("/delta -1", "at least 0"),
-        ("/delta much", "'much' is not a number"),
+        ("/delta much", "delta must be a number, at least 0 (a budget), got 'much'"),
         ("/rule cactsu", "/rule takes one of cactus,"),
         ("/rule lenience", "needs cactus_factor"),
         ("/rule cactus factor=2", "cactus has no parameter 'factor'; it has: delta"),

@@ -15,10 +15,13 @@ from typer.testing import CliRunner
 
 import tiny_models
 import transformers_cactus.cli
-from transformers_cactus import Origin, __version__
+from transformers_cactus import Origin, __version__, configuration
 from transformers_cactus.cli.answer import AnswerStreamer, legend
 from transformers_cactus.cli.app import app
+from transformers_cactus.cli.generate_run import check_options
 from transformers_cactus.cli.measure import Measured, System
+from transformers_cactus.cli.options import Rule, Verification
+from transformers_cactus.configuration import RULES, build_rule
 from transformers_cactus.pieces import TextPieces
 
 CHARACTERS = [chr(code) for code in range(32, 127)]
@@ -84,8 +87,25 @@ def test_missing_extra_is_explained(monkeypatch):
     [
         (["generate", "--prompt", "Hi", "--delta", "-1"], "delta must be at least 0"),
         (["generate", "--prompt", "Hi", "--delta", "nan"], "delta must be"),
-        (["generate", "--prompt", "Hi", "--rule", "lenience"], "needs cactus_factor"),
-        (["generate", "--prompt", "Hi", "--verifier", "x", "--delta", "1"], "need something that drafts"),
+        (["generate", "--prompt", "Hi", "--rule", "lenience"], "needs --parameter factor"),
+        (["generate", "--prompt", "Hi", "--rule", "top-k", "--parameter", "top_k=0"], "k must be at least 1 token"),
+        (["generate", "--prompt", "Hi", "--rule", "top-k", "--parameter", "k=3"], "no parameter 'k'; it has: top_k"),
+        (["generate", "--prompt", "Hi", "--rule", "top-k", "--delta", "1"], "top-k has no parameter 'delta'"),
+        (["generate", "--prompt", "Hi", "--delta", "1", "--parameter", "delta=2"], "delta is given twice"),
+        (["generate", "--prompt", "Hi", "--delta", "1", "--budget", "-1"], "--budget must be at least 0"),
+        (["generate", "--prompt", "Hi", "--delta", "1", "--budget-window", "9"], "pass --budget beside it"),
+        (["generate", "--prompt", "Hi", "--rule", "speculative", "--budget", "1"], "has no delta"),
+        (
+            ["generate", "--prompt", "Hi", "--delta", "1", "--verification", "block"],
+            "weighs a whole block",
+        ),
+        (["generate", "--prompt", "Hi", "--delta", "1", "--certificate"], "give --stats or --json FILE"),
+        (["generate", "--prompt", "Hi", "--verifier", "x", "--budget", "1"], "needs something that drafts"),
+        (
+            ["generate", "--prompt", "Hi", "--rule", "speculative", "--verification", "block", "--engine", "stock"],
+            "fast",
+        ),
+        (["generate", "--prompt", "Hi", "--verifier", "x", "--delta", "1"], "needs something that drafts"),
         (["generate", "--prompt", "Hi", "--draft", "x", "--prompt-lookup-num-tokens", "3"], "not both"),
         (["generate", "--verifier", "x"], "the prompt is empty"),
         (["generate", "--prompt", "Hi", "--prompt-file", __file__], "not both"),
@@ -132,6 +152,61 @@ def test_generate_with_a_draft(invoke, folders, tmp_path):
     assert sum(numbers["acceptance"]["origins"].values()) == 12
     assert numbers["settings"]["do_sample"] and numbers["settings"]["cactus_delta"] == 0.75
     assert invoke(*arguments, input="Hi\n").stdout == result.stdout, "a prompt from standard input is the same prompt"
+
+
+PARAMETERS_OF_RULES = {
+    "chi-square": ["--delta", "0.5"],
+    "ensemble": ["--parameter", "ensemble_weight=0.5", "--parameter", "within_support=true"],
+    "lenience": ["--parameter", "factor=2"],
+    "optimal": ["--parameter", "multiplier=1.5"],
+    "top-k": ["--parameter", "top_k=3"],
+    "typical": ["--parameter", "posterior_threshold=0.05", "--parameter", "recovery_from=argmax"],
+}
+
+
+@pytest.mark.parametrize("rule", [choice.value for choice in Rule])
+def test_every_rule_has_its_name_and_parameters(rule):
+    given = [words for words in PARAMETERS_OF_RULES.get(rule, []) if not words.startswith("--")]
+    words = [f"delta={word}" if "=" not in word else word for word in given]
+    built = build_rule({k: v for k, v in check_options({}, rule, words, "draft", "verifier").items() if "cactus" in k})
+    assert type(built) is RULES[rule]
+    for word in words:
+        name, value = word.split("=")
+        assert str(getattr(built, configuration.PARAMETERS[f"cactus_{name}"])).lower() == value
+
+
+def test_all_rules_and_parameters_are_on_the_command_line(invoke):
+    assert [rule.value for rule in Rule] == list(RULES)
+    assert [way.value for way in Verification] == list(configuration.VERIFICATIONS)
+    text = " ".join(invoke("generate", "--help").output.replace("│", " ").split())
+    for option in configuration.PARAMETERS:
+        assert option.removeprefix("cactus_") in text
+
+
+@pytest.mark.parametrize("rule", ["chi-square", "optimal", "typical"])
+def test_generate_with_other_rules_a_budget_and_a_certificate(invoke, folders, tmp_path, rule):
+    file = tmp_path / "numbers.json"
+    arguments = ["generate", "--verifier", folders["verifier"], "--draft", folders["draft"], "--prompt", "Hi"]
+    arguments += ["--max-new-tokens", "12", "--seed", "3", "--certificate", "--json", file, "--rule", rule]
+    arguments += PARAMETERS_OF_RULES[rule]
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.stderr
+    free = json.loads(file.read_text())
+    assert free["settings"]["cactus_rule"] == rule and free["settings"]["do_sample"]
+    assert free["acceptance"]["certificate_per_token"] > 0
+    if rule == "chi-square":
+        budget = 3 * free["acceptance"]["certificate_per_token"]
+        assert invoke(*arguments, "--budget", budget).exit_code == 0
+        assert 0 < json.loads(file.read_text())["acceptance"]["certificate_per_token"] <= budget / 12 + 1e-9
+        assert invoke(*arguments, "--budget", budget / 3, "--budget-window", 2, "--stats").exit_code == 0
+        assert json.loads(file.read_text())["acceptance"]["certificate_per_token"] <= budget / 6 + 1e-9
+
+
+def test_generate_judges_blocks_together(invoke, folders):
+    arguments = ["generate", "--verifier", folders["verifier"], "--draft", folders["draft"], "--prompt", "Hi"]
+    arguments += ["--max-new-tokens", "40", "--seed", "3", "--top-k", "0", "--rule", "speculative"]
+    texts = [invoke(*arguments, "--verification", way) for way in ("token", "block")]
+    assert [text.exit_code for text in texts] == [0, 0] and texts[0].stdout != texts[1].stdout
 
 
 def test_generate_takes_the_chat_template_unless_told_otherwise(invoke, folders, tmp_path):
@@ -248,7 +323,7 @@ def test_answers_are_coloured_by_origin(origins_first):
     console.print(legend(origins))
     text = console.export_text(styles=True)
     assert "\x1b[32ma\x1b[0m\x1b[1;35mb\x1b[0m\x1b[4;31mc\x1b[0m" in text
-    assert "33%" in text and "thanks to delta" in text and "fully kept block" not in text
+    assert "33%" in text and "thanks to the relaxed rule" in text and "fully kept block" not in text
 
 
 def test_pieces_join_to_the_text_and_keep_characters_whole():

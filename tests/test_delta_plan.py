@@ -113,6 +113,10 @@ def test_delta_between_two_marks():
     assert (thinking([]), thinking([3]), thinking([3, 8, 1])) == (0.5, 0.5, 0.0)
     with pytest.raises(ValueError, match="inside must be at least 0"):
         DeltaBetween(7, 8, -1.0)
+    with pytest.raises(ValueError, match="opening and closing are both token 0"):
+        DeltaBetween(0, 0, 0.5)
+    with pytest.raises(TypeError, match=r"opening must be a token id, got '<think>': tokenizer.convert_tokens_to_ids"):
+        DeltaBetween("<think>", "</think>", 0.5)
     output = call("fast", 200, cactus_delta=DeltaBetween(opening=2, closing=5, inside=GENEROUS))
     for text, row in zip(output.sequences[:, 3:].tolist(), output.acceptance.sequences, strict=True):
         for at, spent in enumerate(row.divergence):
@@ -224,6 +228,93 @@ def test_one_budget_per_prompt_and_rows_that_leave():
         assert sum(row.certificate) <= budget + 1e-9
 
 
+def windows(certificate, size):
+    """The sums of what the tokens of each window spend."""
+    return [sum(certificate[at : at + size]) for at in range(0, len(certificate), size)]
+
+
+@pytest.mark.parametrize(
+    ("engine", "rows", "size", "options"),
+    [
+        # Blocks of 4: windows that are longer, and shorter.
+        ("fast", 3, 7, {}),
+        ("fast", 3, 2, {}),
+        ("fast", 1, 7, {"cactus_delta": math.inf}),
+        ("fast", 2, 7, {"num_return_sequences": 2, "cactus_rule": "total-variation"}),
+        ("stock", 1, 2, {}),
+        ("stock", 2, 7, {}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*one after another:UserWarning")
+def test_a_budget_for_a_window_is_never_exceeded_and_used_again(engine, rows, size, options):
+    budget = 0.2
+    whole, output = (
+        spending(engine, rows, budget, num_assistant_tokens=4, **options | window)
+        for window in ({}, {"cactus_budget_window": size})
+    )
+    for row in output.acceptance.sequences:
+        spent = windows(row.certificate, size)
+        assert max(spent) <= budget + 1e-9
+        # Every window spends, and all but the last, whose final token is never drafted, spend most of it.
+        assert sum(nats > 0.5 * budget for nats in spent[:-1]) > 0.6 * len(spent[:-1])
+    assert output.acceptance.total_certificate > 2 * whole.acceptance.total_certificate
+
+
+def test_a_block_across_two_windows_is_charged_to_both():
+    output = spending("fast", 3, 0.2, num_assistant_tokens=4, cactus_budget_window=7, num_return_sequences=3)
+    crossing = 0
+    for row in output.acceptance.sequences:
+        start = 0
+        for drafted, accepted in zip(row.drafted_per_round, row.accepted_per_round, strict=True):
+            edge = -(-start // 7) * 7
+            if start < edge < start + min(accepted + 1, drafted):
+                # What one window has spent is not what the other one lacks: the block goes on with a fresh budget.
+                before, behind = row.certificate[edge - 7 : edge], row.certificate[edge : start + accepted + 1]
+                crossing += sum(before) > 0.199 and sum(behind) > 0.01
+            start += accepted + 1
+    assert crossing >= 3
+
+
+def window_law(budget, rule, size):
+    """As `budget_law`, with the budget afresh in every window."""
+
+    def of_text(text):
+        left = budget
+        for at in range(len(text)):
+            left = (budget if at % size == 0 else left) - affordable(
+                text[:at], budget if at % size == 0 else left, rule
+            )[1]
+        left = budget if len(text) % size == 0 else left
+        return affordable(text, left, rule)[0] if left > 1e-3 * budget else 0.0
+
+    return law(of_text, rule)
+
+
+def test_a_budget_for_a_window_has_the_exact_law():
+    output = call("fast", 4000, cactus_budget=0.3, cactus_budget_window=1, cactus_certificate=True)
+    outcomes = outcomes_of(output, len(PROMPT))
+    assert fits(outcomes, window_law(0.3, "cactus", 1)) > chi_square.ALPHA
+    assert fits(outcomes, budget_law(0.3, "cactus")) < chi_square.ALPHA
+    for (text, _), row in list(zip(outcomes, output.acceptance.sequences, strict=True))[:200]:
+        expected = [affordable(text[:at], 0.3, "cactus")[1] for at in range(2)]
+        assert row.certificate == pytest.approx([*expected, 0.0], rel=1e-3, abs=1e-6)
+
+
+def test_a_window_as_long_as_the_text_is_no_window():
+    plain, windowed = (spending("fast", 3, 0.5, **window) for window in ({}, {"cactus_budget_window": 40}))
+    assert torch.equal(plain.sequences, windowed.sequences) and plain.acceptance == windowed.acceptance
+
+
+def test_rows_that_leave_take_their_windows_along():
+    budgets = [0.05, 0.3, 0.0]
+    output = spending(
+        "fast", 3, budgets, cactus_budget_window=5, eos_token_id=list(range(20, 26)), pad_token_id=0, new_tokens=60
+    )
+    assert len({len(row.certificate) for row in output.acceptance.sequences}) > 1
+    for row, budget in zip(output.acceptance.sequences, budgets, strict=True):
+        assert max(windows(row.certificate, 5)) <= budget + 1e-9
+
+
 def test_no_budget_left_is_lossless_and_no_limit_changes_nothing():
     for budget, delta in ((0.0, 0.0), (math.inf, GENEROUS)):
         limited, plain = call("fast", 50, cactus_budget=budget), call("fast", 50, cactus_delta=delta)
@@ -250,12 +341,31 @@ def test_a_budget_together_with_a_schedule():
     [
         ({"cactus_budget": -1.0}, ValueError, "cactus_budget must be at least 0"),
         ({"cactus_budget": "1"}, TypeError, "cactus_budget must be a number"),
-        ({"cactus_budget": [1.0, 2.0]}, ValueError, "2 numbers, the call has 1 prompts"),
+        ({"cactus_budget": [1.0, 2.0]}, ValueError, "2 numbers, the call has 1 prompt:"),
+        (
+            {"cactus_budget": 1.0, "cactus_budget_window": 0},
+            ValueError,
+            "cactus_budget_window must be at least 1 token",
+        ),
+        ({"cactus_budget": 1.0, "cactus_budget_window": 9.5}, TypeError, "must be a whole number of tokens, got 9.5"),
+        (
+            {"cactus_budget": 1.0, "cactus_budget_window": True},
+            TypeError,
+            "must be a whole number of tokens, got True",
+        ),
+        ({"cactus_budget_window": 100}, ValueError, "and there is none: pass cactus_budget beside it"),
         ({"cactus_budget": 1.0, "cactus_rule": Optimal(1.0)}, ValueError, "has no delta"),
         ({"cactus_budget": 1.0, "cactus_rule": Speculative()}, ValueError, "has no delta"),
         ({"cactus_budget": 1.0, "cactus_rule": Cactus(0.0), "cactus_verification": "block"}, ValueError, "leave out"),
-        ({"cactus_delta": lambda _: -1.0}, ValueError, "delta must be at least 0"),
-        ({"cactus_delta": lambda _: "much"}, TypeError, "delta must be a number"),
+        ({"cactus_delta": lambda _: -1.0}, ValueError, "what the schedule cactus_delta returns must be at least 0"),
+        ({"cactus_delta": lambda _: "much"}, TypeError, "what the schedule cactus_delta returns must be a number"),
+        ({"cactus_delta": lambda _: torch.ones(2)}, TypeError, r"must be one number, got a tensor of shape \[2\]"),
+        ({"cactus_delta": int}, TypeError, "cactus_delta=<class 'int'> is called with the list of the token ids"),
+        (
+            {"cactus_delta": lambda: 0.5},
+            TypeError,
+            "must return a budget, but failed: .* takes 0 positional arguments",
+        ),
         ({"cactus_delta": lambda x: -1.0 if x else 0.5}, ValueError, "what the schedule cactus_delta returns"),
         ({"cactus_delta": lambda _: 0.0, "cactus_verification": "block"}, ValueError, "leave out"),
     ],

@@ -64,6 +64,15 @@ def test_all_pages_are_in_the_menu():
     assert sorted(menu) == [page.name for page in PAGES]
 
 
+def test_every_public_name_is_in_the_reference():
+    named = re.findall(
+        r"^::: transformers_cactus\.([\w.]+)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE
+    )
+    assert "rules" in named and len(set(named)) == len(named)
+    public = set(transformers_cactus.__all__) - {"__version__"}
+    assert public - set(named) == set(transformers_cactus.rules.__all__)
+
+
 def test_what_pages_take_from_the_readme_is_there():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     parts = {

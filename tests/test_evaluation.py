@@ -10,6 +10,7 @@ import torch
 import tiny_models
 from test_cli import character_tokenizer
 from transformers_cactus import Cactus, Ensemble, Optimal, Speculative, effective_distribution
+from transformers_cactus.configuration import RULES
 from transformers_cactus.evaluation import Sampling, read_prompts, write_prompts
 from transformers_cactus.evaluation.estimates import ratio, resampling, summarize
 from transformers_cactus.evaluation.grid import LOSSLESS, cells_for
@@ -213,7 +214,7 @@ def test_mass_outside_the_verifiers_support_is_counted():
     assert measure(random_positions(hole=True), Ensemble(0.5, within_support=True), [2])["outside"] == 0
 
 
-@pytest.mark.parametrize("cell", cells_for(PAPER), ids=lambda cell: cell.label)
+@pytest.mark.parametrize("cell", cells_for(PLAIN, RULES), ids=lambda cell: cell.label)
 def test_cheap_acceptance_is_the_acceptance(cell):
     positions = random_positions(hole=True)
     found = acceptance_at(positions.draft, positions.verifier, cell.rule).sum().item()
@@ -222,11 +223,32 @@ def test_cheap_acceptance_is_the_acceptance(cell):
 
 def test_every_rule_gets_more_acceptance_along_its_cells():
     positions = random_positions(200, 30)
-    cells = cells_for(PAPER)
-    assert {cell.label for cell in cells_for(PLAIN)} < {cell.label for cell in cells} and cells[0] == LOSSLESS
+    cells = cells_for(PLAIN, RULES)
+    assert cells[0] == LOSSLESS
     for _, group in itertools.groupby(cells[1:], key=lambda cell: cell.name):
         accepted = [measure(positions, cell.rule, [2])["accepted"] for cell in group]
         assert len(accepted) >= 5 and all(a < b for a, b in itertools.pairwise(accepted))
+
+
+def test_rules_are_chosen_by_name():
+    def names(*arguments):
+        return {cell.name for cell in cells_for(*arguments)}
+
+    assert {name.partition(",")[0] for name in names(PLAIN, RULES)} == RULES.keys() - {"speculative"} | {"lossless"}
+    assert names(PLAIN, RULES) - names(PAPER) == {"chi-square"}
+    assert names(PAPER) - names(PLAIN) == {"jensen-shannon", "reverse-kl"}
+    assert names(PLAIN, ["reverse-kl", "ensemble"]) == {
+        "lossless",
+        "cactus",
+        "reverse-kl",
+        "ensemble",
+        "ensemble, within support",
+    }
+    chi_square = [cell.rule for cell in cells_for(PLAIN, ["chi-square"]) if cell.name == "chi-square"]
+    cactus = [cell.rule for cell in cells_for(PLAIN) if cell.name == "cactus"]
+    q_n = torch.linspace(0, 1, 11)
+    for one, other in zip(chi_square, cactus, strict=True):
+        torch.testing.assert_close(one.gamma(q_n), other.gamma(q_n))
 
 
 def test_chosen_positions():

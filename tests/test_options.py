@@ -144,6 +144,16 @@ def test_options_on_a_generation_config_survive_saving(verifier, draft, tmp_path
     assert same(expected, run(again, assistant_model=draft))
 
 
+def test_a_budget_on_a_generation_config_survives_saving(verifier, draft, tmp_path):
+    options = {"cactus_delta": 0.5, "cactus_budget": 0.2, "cactus_budget_window": 3, "cactus_certificate": True}
+    GenerationConfig(**options, max_new_tokens=12, do_sample=True).save_pretrained(tmp_path)
+    loaded = GenerationConfig.from_pretrained(tmp_path)
+    windowed = run(verifier, assistant_model=draft, **options)
+    assert same(windowed, run(verifier, assistant_model=draft, generation_config=loaded))
+    whole = run(verifier, assistant_model=draft, generation_config=loaded, cactus_budget_window=None)
+    assert whole.acceptance.total_certificate <= 0.2 + 1e-9 < windowed.acceptance.total_certificate
+
+
 def test_an_argument_goes_before_the_given_config_before_the_models_own(verifier, draft):
     def delta(value):
         return run(verifier, assistant_model=draft, cactus_rule=Cactus(value))
@@ -174,21 +184,44 @@ NO_MODEL_RUNS = [
     ("nan", {"cactus_delta": math.nan}, ValueError, "delta must be at least 0.*nan"),
     ("string", {"cactus_delta": "0.75"}, TypeError, "delta must be a number.*'0.75'"),
     ("bool", {"cactus_delta": True}, TypeError, "delta must be a number.*True"),
-    ("negative in a list", {"cactus_delta": [0.5, -1.0]}, ValueError, "every delta must be at least 0"),
+    ("negative in a list", {"cactus_delta": [0.1, -1.0]}, ValueError, r"cactus_delta: every delta .*got 0\.1, -1\.$"),
+    ("no schedule", {"cactus_delta": int}, TypeError, "cactus_delta=<class 'int'> is called with the list"),
+    ("no streamer", {"cactus_delta": 0.5, "streamer": 5}, TypeError, r"streamer must be .* put\(\) .*, got int"),
+    (
+        "another cache",
+        {"cactus_delta": 0.5, "past_key_values": "x"},
+        TypeError,
+        "past_key_values must be a cache.*got str",
+    ),
     ("unknown rule", {"cactus_delta": 0.5, "cactus_rule": "catcus"}, ValueError, "Did you mean 'cactus'"),
     ("rule of another type", {"cactus_delta": 0.5, "cactus_rule": 3}, ValueError, "cactus_rule must be one of"),
     ("a rule's class", {"cactus_rule": Cactus}, ValueError, "cactus_rule must be one of"),
     ("unknown option", {"cactus_dleta": 0.5}, TypeError, "'cactus_dleta'. Did you mean 'cactus_delta'"),
     ("unknown option unset", {"cactus_rul": None}, TypeError, "Did you mean 'cactus_rule'"),
     ("no factor", {"cactus_rule": "lenience"}, ValueError, "needs cactus_factor"),
-    ("small factor", {"cactus_rule": "lenience", "cactus_factor": 0.5}, ValueError, "factor must be at least 1"),
+    (
+        "small factor",
+        {"cactus_rule": "lenience", "cactus_factor": 0.5},
+        ValueError,
+        "cactus_factor: factor must be at least 1",
+    ),
     ("no multiplier", {"cactus_rule": "optimal"}, ValueError, "needs cactus_multiplier"),
     ("no weight", {"cactus_rule": "ensemble"}, ValueError, "needs cactus_ensemble_weight"),
-    ("large weight", {"cactus_rule": "ensemble", "cactus_ensemble_weight": 2}, ValueError, "between 0 and 1"),
+    (
+        "large weight",
+        {"cactus_rule": "ensemble", "cactus_ensemble_weight": 2},
+        ValueError,
+        "cactus_ensemble_weight: weight",
+    ),
     ("no k", {"cactus_rule": "top-k"}, ValueError, "needs cactus_top_k"),
-    ("many k", {"cactus_rule": "top-k", "cactus_top_k": [3]}, TypeError, "k must be a whole number"),
-    ("recovery", {"cactus_rule": "typical", "cactus_recovery_from": "mode"}, ValueError, "'sample', 'argmax'"),
-    ("threshold", {"cactus_rule": "typical", "cactus_posterior_threshold": 9}, ValueError, "between 0 and 1"),
+    ("many k", {"cactus_rule": "top-k", "cactus_top_k": [3]}, TypeError, "cactus_top_k: k must be a whole number"),
+    (
+        "recovery",
+        {"cactus_rule": "typical", "cactus_recovery_from": "mode"},
+        ValueError,
+        "cactus_recovery_from: .*'argmax'",
+    ),
+    ("threshold", {"cactus_rule": "typical", "cactus_posterior_threshold": 9}, ValueError, "cactus_post.*: post"),
     ("no delta", {"cactus_rule": "cactus-exact"}, ValueError, "needs cactus_delta"),
     ("both", {"cactus_rule": Cactus(0.5), "cactus_delta": 0.5}, ValueError, "already carries its parameters"),
     ("beams", {"cactus_delta": 0.5, "num_beams": 3}, ValueError, "num_beams=1, got 3"),

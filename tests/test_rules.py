@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.special import entr, xlogy
 
+import test_acceptance
 from test_effective import distributions
 from transformers_cactus import (
     Cactus,
@@ -58,9 +59,10 @@ THRESHOLD = {
     "top-3": TopK(3),
 }
 FAMILY = {f"{cls.__name__}-{delta}": cls(delta) for cls in F for delta in (0.2, math.inf)}
-every_rule = pytest.mark.parametrize(
-    "rule", [*WHOLE_ROW.values(), *THRESHOLD.values(), *FAMILY.values()], ids=[*WHOLE_ROW, *THRESHOLD, *FAMILY]
-)
+BEYOND = WHOLE_ROW | THRESHOLD | FAMILY
+ALL = test_acceptance.RULES | BEYOND
+"""With the paper's own."""
+every_rule = pytest.mark.parametrize("rule", BEYOND.values(), ids=BEYOND)
 whole_row = pytest.mark.parametrize("rule", WHOLE_ROW.values(), ids=WHOLE_ROW)
 threshold = pytest.mark.parametrize("rule", THRESHOLD.values(), ids=THRESHOLD)
 
@@ -388,7 +390,7 @@ def test_lossless_settings_emit_the_verifier(rule, pair):
 
 @pytest.mark.parametrize("side", ["verifier", "draft"])
 @pytest.mark.parametrize("bad", [[math.nan, 0.0], [math.inf, 0.0], [-math.inf, -math.inf], [0.0, math.nan]])
-@every_rule
+@pytest.mark.parametrize("rule", ALL.values(), ids=ALL)
 def test_a_row_that_is_no_distribution_is_never_accepted(rule, bad, side):
     scores = {"verifier": torch.zeros(1, 2, 2), "draft": torch.zeros(1, 2, 2)}
     scores[side] = torch.tensor([bad, bad])[None]

@@ -211,6 +211,18 @@ def test_a_second_run_measures_nothing(folder, monkeypatch):
     assert other.exit_code == 1 and "another measurement" in other.stderr and other.stderr.count("\n") == 1
 
 
+def test_rules_can_be_chosen(folder):
+    arguments = ["--verifier", folder / "verifier", "--draft", folder / "draft", "--data", folder / "prompts.txt"]
+    arguments += ["--prompts", 3, "--max-new-tokens", 3, "--generated", 0, "--dtype", "float32"]
+    arguments += ["--rule", "chi-square", "--rule", "jensen-shannon"]
+    result = CliRunner().invoke(app, [str(a) for a in ["sweep", folder / "chosen", *arguments]])
+    assert result.exit_code == 0, result.output
+    numbers = json.loads((folder / "chosen" / "sweep.json").read_text())
+    for results in numbers["results"]:
+        assert {row["rule"] for row in results["rules"]} == {"lossless", "cactus", "chi-square", "jensen-shannon"}
+    assert "chi-square" in (folder / "chosen" / "sweep.svg").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -100,7 +100,7 @@ def test_one_sequence_of_a_batch():
 
 def test_in_a_terminal():
     statistics = SequenceStatistics([2, 0], [1, 0], [Origin.LOSSLESS, Origin.RECOVERED, Origin.PLAIN], [0, 0.2, 0])
-    console = Console(record=True, width=100, force_terminal=True, color_system="truecolor", file=io.StringIO())
+    console = Console(record=True, width=120, force_terminal=True, color_system="truecolor", file=io.StringIO())
     console.print(Visualization(["one", " two", " three"], statistics))
     text = console.export_text(clear=False)
     assert text.startswith("one two three\n") and "1  drawn again after a rejection" in text

@@ -14,9 +14,9 @@ from torch import Tensor
 from .acceptance import AcceptanceRule, BudgetRule, Cactus, CactusExact, Lenience, Speculative
 from .advice import advise
 from .block_verification import target_rule
-from .delta_plan import DeltaPlan, Schedule
+from .delta_plan import DeltaPlan, Schedule, scheduled
 from .effective import is_quick
-from .parameters import check_parameter
+from .parameters import check_parameter, counted
 from .rules import (
     ChiSquare,
     Ensemble,
@@ -69,6 +69,7 @@ OPTIONS = (
     "cactus_rule",
     *PARAMETERS,
     "cactus_budget",
+    "cactus_budget_window",
     "cactus_engine",
     "cactus_certificate",
     "cactus_verification",
@@ -92,12 +93,24 @@ class RunOptions:
     """`cactus_verification`."""
     budget: float | Tensor | None = None
     """`cactus_budget`; one number per prompt where it is a tensor."""
+    budget_window: int | None = None
+    """`cactus_budget_window`."""
     schedule: Schedule | None = None
     """`cactus_delta`, where it is a function of the generated text."""
 
     def __post_init__(self) -> None:
         if self.budget is not None:
-            check_parameter("cactus_budget", self.budget, unit="nats for each sequence")
+            check_parameter("cactus_budget", self.budget, unit="nats")
+        if self.budget_window is not None:
+            if isinstance(self.budget_window, bool) or not isinstance(self.budget_window, int):
+                raise TypeError(f"cactus_budget_window must be a whole number of tokens, got {self.budget_window!r}.")
+            if self.budget_window < 1:
+                raise ValueError(f"cactus_budget_window must be at least 1 token, got {self.budget_window}.")
+            if self.budget is None:
+                raise ValueError(
+                    "cactus_budget_window says how many tokens cactus_budget is for, and there is none: pass "
+                    "cactus_budget beside it."
+                )
         if self.engine not in ENGINES:
             raise ValueError(f"cactus_engine must be one of {', '.join(map(repr, ENGINES))}, got {self.engine!r}.")
         if not isinstance(self.certificate, bool):
@@ -111,7 +124,8 @@ class RunOptions:
     def of(cls, options: Mapping[str, Any]) -> RunOptions:
         """Those among all options, `None` where unset."""
         given = {field.name: options.get(f"cactus_{field.name}") for field in dataclasses.fields(cls)}
-        given["budget"] = _numbers("cactus_budget", given["budget"])
+        # In float64: a limit that is never exceeded is not to be rounded up.
+        given["budget"] = _numbers("cactus_budget", given["budget"], torch.float64)
         if callable(options.get("cactus_delta")):
             given["schedule"] = options["cactus_delta"]
         return cls(**{name: value for name, value in given.items() if value is not None})
@@ -191,9 +205,15 @@ def build_rule(options: Mapping[str, Any]) -> AcceptanceRule | None:
         advise(f"{option} has no effect with cactus_rule={rule!r}.")
     given = {name: _numbers(option, options[option]) for option, name in takes.items() if option in options}
     if "delta" in takes.values() and callable(given["delta"]):
-        # What it returns is checked like any delta, before anything runs.
-        given["delta"] = given["delta"]([])
-    return RULES[rule](**given)
+        # Whether it can be called is to be known before anything runs.
+        given["delta"] = scheduled(given["delta"], [])
+    try:
+        return RULES[rule](**given)
+    except (TypeError, ValueError) as error:
+        # Rules name their own parameter, and name it first.
+        named = (o for o, name in takes.items() if str(error).removeprefix("every ").startswith(f"{name} "))
+        blamed = next(named, None)
+        raise error if blamed is None else type(error)(f"{blamed}: {error}") from None
 
 
 def parameters_of(rule: str) -> dict[str, str]:
@@ -215,6 +235,10 @@ def check_together(rule: AcceptanceRule, options: RunOptions) -> None:
             "cactus_budget and a schedule for cactus_delta."
         )
     if options.verification == "block":
+        if options.engine == "stock":
+            raise ValueError(
+                "cactus_verification='block' runs in the fast engine only, not with cactus_engine='stock'."
+            )
         target_rule(rule)
         if options.certificate and not rule.is_lossless:
             raise ValueError(
@@ -248,11 +272,11 @@ def delta_plan(rule: AcceptanceRule, options: RunOptions, prompts: int, repeats:
         budget = torch.as_tensor(options.budget, dtype=torch.float64).cpu().reshape(-1)
         if len(budget) not in (1, prompts) or (isinstance(options.budget, Tensor) and len(budget) != prompts):
             raise ValueError(
-                f"cactus_budget has {len(budget)} numbers, the call has {prompts} prompts: give one number, or one "
-                "for each prompt."
+                f"cactus_budget has {counted(len(budget), 'number')}, the call has {counted(prompts, 'prompt')}: give "
+                "one number, or one for each prompt."
             )
         budget = budget.expand(prompts).repeat_interleave(repeats)
-    return DeltaPlan(rule, options.schedule, budget)
+    return DeltaPlan(rule, options.schedule, budget, options.budget_window)
 
 
 def warn_of_greedy(rule: AcceptanceRule) -> None:
@@ -281,7 +305,7 @@ def warn_of_context(limit: int) -> None:
     )
 
 
-def _numbers(option: str, value: Any) -> Any:
+def _numbers(option: str, value: Any, dtype: torch.dtype = torch.float32) -> Any:
     """A list or NumPy array of numbers as a tensor of one value per prompt; everything else as it is."""
     if isinstance(value, Tensor) or not (isinstance(value, (list, tuple)) or getattr(value, "shape", ()) != ()):
         return value
@@ -290,7 +314,7 @@ def _numbers(option: str, value: Any) -> Any:
             raise TypeError(
                 f"{option} must be a number, or a list of numbers with one for each prompt, got {value!r}."
             )
-    return torch.tensor([float(entry) for entry in value])
+    return torch.tensor([float(entry) for entry in value], dtype=dtype)
 
 
 def _listed(names: Any) -> str:

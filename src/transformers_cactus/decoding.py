@@ -28,6 +28,7 @@ from .delta_plan import DeltaPlan
 from .drafting import Block, Drafter, GeneratorDrafter, ModelDrafter, PromptLookupDrafter
 from .inputs import context_limit, forward_inputs, left_align, prefill
 from .outputs import AcceptanceStatistics, SequenceStatistics
+from .parameters import counted
 from .processing import BlockProcessor, Processed
 from .restriction import can_restrict, verify_kept
 from .rows import Rows
@@ -288,7 +289,8 @@ class _FastLoop:
         # Nothing in the table where it was not computed: without sampling, or for a lossless block.
         certificate = decided[measured + (2 * size if self.counts else 0) :] or [0.0] * size
         if self.plan is not None:
-            self.plan.spend(row, sum(certificate[: min(len(new), block.lengths[row])]))
+            start = len(self.emitted[origin]) - len(new)
+            self.plan.spend(row, start, certificate[: min(len(new), block.lengths[row])])
         if self.counts:
             lossless = [bool(flag) for flag in decided[measured : measured + accepted]]
             divergence = decided[measured + size : measured + 2 * size]
@@ -413,8 +415,8 @@ def rule_for_batch(rule: AcceptanceRule, batch: int, repeats: int) -> Acceptance
     size = rule.batch_size
     if size is not None and size * repeats != batch:
         raise ValueError(
-            f"{rule} has parameters for {size} prompts, the call has {batch // repeats}: give one number, or one for "
-            "each prompt."
+            f"{rule} has parameters for {counted(size, 'prompt')}, the call has {batch // repeats}: give one number, "
+            "or one for each prompt."
         )
     return rule if repeats == 1 else rule.select(torch.arange(batch // repeats).repeat_interleave(repeats))
 

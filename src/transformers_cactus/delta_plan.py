@@ -38,12 +38,11 @@ class DeltaBetween:
         inside (`float`): Budget inside, in the unit of the rule's `delta`.
         outside (`float`, *optional*, defaults to 0): Budget outside.
         starts_inside (`bool`, *optional*, defaults to `False`): Whether the prompt ends inside, as where a chat
-        template
-            has written the opening mark.
+            template has written the opening mark.
 
     Raises:
-        ValueError: If a budget is negative or NaN.
-        TypeError: If a budget is no number.
+        ValueError: If a budget is negative or NaN, or both marks are the same token.
+        TypeError: If a budget is no number, or a mark no token id.
 
     Example:
         >>> from transformers_cactus import DeltaBetween
@@ -59,6 +58,17 @@ class DeltaBetween:
     starts_inside: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("opening", "closing"):
+            mark = getattr(self, name)
+            if isinstance(mark, bool) or not isinstance(mark, int):
+                raise TypeError(
+                    f"{name} must be a token id, got {mark!r}: tokenizer.convert_tokens_to_ids('<think>') looks it up."
+                )
+        if self.opening == self.closing:
+            raise ValueError(
+                f"opening and closing are both token {self.opening}. A tokenizer gives the same id to all texts that "
+                "are no token of its own: take marks that are."
+            )
         for name in ("inside", "outside"):
             check_parameter(name, getattr(self, name), unit="a budget")
 
@@ -70,23 +80,52 @@ class DeltaBetween:
         return self.inside if self.starts_inside else self.outside
 
 
+def scheduled(schedule: Schedule, generated: list[int]) -> float:
+    """What a schedule says for the position behind the generated tokens.
+
+    Raises:
+        ValueError: If it is negative or NaN.
+        TypeError: If it is no number, or the schedule cannot be called with a list of tokens.
+    """
+    try:
+        value = schedule(generated)
+    except TypeError as error:
+        raise TypeError(
+            f"cactus_delta={schedule!r} is called with the list of the token ids generated so far and must return a "
+            f"budget, but failed: {error}"
+        ) from error
+    if isinstance(value, Tensor) and value.ndim:
+        raise TypeError(
+            f"what the schedule cactus_delta returns must be one number, got a tensor of shape {list(value.shape)}."
+        )
+    check_parameter("what the schedule cactus_delta returns", value, unit="a budget")
+    return float(value)
+
+
 class DeltaPlan:
     """The budgets of a call's drafted positions, and what the sequences have left.
 
     What a position spends is the divergence of the distribution that it is really drawn from, `KL(h_alg || q)` (see
     [`divergences.certificate`]): it is known before anything is sampled, so that `delta` can be cut to what is left.
 
+    With a window, generated tokens number 0 to `window - 1` have the budget together, the next `window` tokens have it
+    afresh, and so on: a block that lies across two windows is charged to both, each position to its own. Nothing is
+    carried over.
+
     Args:
         rule ([`BudgetRule`]): The rule, with the budget of positions for which there is no schedule.
         schedule (callable, *optional*): The budget of a position, given the list of generated tokens before it.
-        budget (`torch.Tensor` of shape `[batch]`, *optional*): What each sequence may spend in all, in nats.
+        budget (`torch.Tensor` of shape `[batch]`, *optional*): What each sequence may spend in a window, in nats.
+        window (`int`, *optional*): Tokens of a window; the whole sequence is one by default.
     """
 
-    def __init__(self, rule: BudgetRule, schedule: Schedule | None, budget: Tensor | None):
+    def __init__(self, rule: BudgetRule, schedule: Schedule | None, budget: Tensor | None, window: int | None = None):
         self.rule = rule
         self.schedule = schedule
         self.total = None if budget is None else budget.double().tolist()
         self.left = None if self.total is None else list(self.total)
+        self.size = window
+        self.windows = [] if self.total is None else [0] * len(self.total)
 
     def for_block(
         self, generated: list[list[int]], tokens: Tensor, lengths: list[int], verifier: Rows, draft: Rows | None
@@ -107,10 +146,16 @@ class DeltaPlan:
         deltas = self._scheduled(generated, tokens, lengths)
         if self.left is None or self.total is None:
             return self.rule.with_deltas(deltas), None
+        starts = [len(text) for text in generated]
+        for row, start in enumerate(starts):
+            self._enter(row, start)
         enough = [left if left >= LEFTOVER * total else 0.0 for left, total in zip(self.left, self.total, strict=True)]
-        left = torch.tensor(enough, dtype=deltas.dtype, device=tokens.device)
+        left, total = (torch.tensor(x, dtype=deltas.dtype, device=tokens.device) for x in (enough, self.total))
         spent = []
         for position in range(tokens.shape[1]):
+            if self.size is not None and position:
+                fresh = [(start + position) % self.size == 0 for start in starts]
+                left = torch.where(torch.tensor(fresh, device=tokens.device), total, left)
             delta = torch.where(left <= 0, 0.0, deltas[:, position])
             delta, cost = self._affordable(delta, left, tokens, verifier, draft, position)
             deltas[:, position] = delta
@@ -119,15 +164,31 @@ class DeltaPlan:
             spent.append(cost)
         return self.rule.with_deltas(deltas), torch.stack(spent, dim=1)
 
-    def spend(self, row: int, spent: float) -> None:
-        """Takes from a sequence's budget what its emitted tokens were drawn for."""
-        if self.left is not None:
-            self.left[row] = max(self.left[row] - spent, 0.0)
+    def spend(self, row: int, start: int, spent: Sequence[float]) -> None:
+        """Takes from a sequence's budget what its emitted tokens were drawn for.
+
+        Args:
+            row (`int`): The sequence.
+            start (`int`): Generated tokens before these.
+            spent (`Sequence[float]`): What each of the drafted tokens among them spends, in nats.
+        """
+        if self.left is None:
+            return
+        for position, nats in enumerate(spent, start):
+            self._enter(row, position)
+            self.left[row] = max(self.left[row] - nats, 0.0)
+
+    def _enter(self, row: int, position: int) -> None:
+        """Gives a sequence its budget afresh where a position is not in the window of those before."""
+        window = 0 if self.size is None else position // self.size
+        if self.left is not None and self.total is not None and window != self.windows[row]:
+            self.windows[row], self.left[row] = window, self.total[row]
 
     def keep(self, kept: Sequence[int]) -> None:
         """Drops all sequences but some."""
         if self.left is not None and self.total is not None:
             self.left, self.total = [self.left[row] for row in kept], [self.total[row] for row in kept]
+            self.windows = [self.windows[row] for row in kept]
         if self.rule.batch_size is not None:
             self.rule = self.rule.select(torch.tensor(list(kept), dtype=torch.long))
 
@@ -142,9 +203,7 @@ class DeltaPlan:
         deltas = torch.zeros(tokens.shape, dtype=work)
         for row, length in enumerate(lengths):
             for position in range(length):
-                value = self.schedule(generated[row] + drafted[row][:position])
-                check_parameter("what the schedule cactus_delta returns", value, unit="a budget")
-                deltas[row, position] = float(value)
+                deltas[row, position] = scheduled(self.schedule, generated[row] + drafted[row][:position])
         return deltas.to(tokens.device)
 
     def _affordable(

@@ -36,6 +36,11 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
             spend in all, for rules with a `cactus_delta`. Counted in the divergence that is really spent (as in
             `cactus_certificate`, at the same price), and never exceeded: the last delta is cut to what is left, and
             from there on nothing is spent. Waits for the device at every drafted position.
+        cactus_budget_window (`int`, *optional*): Tokens that `cactus_budget` is for; by default the whole sequence.
+            With 100, the true divergences (`KL(h_alg || q)` of every position, as in `cactus_certificate`) of the
+            generated tokens 1 to 100 sum to at most the budget, those of tokens 101 to 200 again, and so on: every
+            window has the budget afresh, nothing is carried over, and a block that lies across two windows is charged
+            to both, each position to its own. A text of `n` tokens spends at most `ceil(n / 100)` budgets.
         cactus_rule (`str` or [`AcceptanceRule`], *optional*, defaults to `"cactus"`): `"cactus"` ([`Cactus`]),
             `"cactus-exact"`, `"chi-square"`, `"ensemble"`, `"jensen-shannon"`, `"lenience"`, `"optimal"`,
             `"reverse-kl"`, `"speculative"`, `"squared-hellinger"`, `"top-k"`, `"total-variation"`, `"typical"`, or a

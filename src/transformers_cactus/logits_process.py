@@ -166,7 +166,7 @@ class CactusLogitsProcessor(LogitsProcessor):
             if self.plan is not None:
                 rule, spent = self.plan.for_block([generated.tolist()], tokens, [1], verifier, draft)
             if spent is not None and self.plan is not None:
-                self.plan.spend(0, spent.item())
+                self.plan.spend(0, len(generated), [spent.item()])
             accept, lossless = (
                 accept_tokens(tokens, verifier, draft, one, uniforms[:, :1]) for one in (rule, Speculative())
             )

@@ -13,7 +13,7 @@ class Origin(str, Enum):
     LOSSLESS = "lossless"
     """Drafted, and accepted as lossless speculative sampling would have accepted it."""
     DELTA = "delta"
-    """Drafted, and accepted thanks to the budget only: lossless speculative sampling would have rejected it."""
+    """Drafted, and accepted thanks to the relaxed rule only: lossless speculative sampling would have rejected it."""
     RECOVERED = "recovered"
     """Sampled from the recovery distribution after a rejection."""
     BONUS = "bonus"
@@ -149,11 +149,11 @@ class AcceptanceStatistics:
         return [value for sequence in self.sequences for value in values(sequence)]
 
     def __str__(self) -> str:
-        thanks_to_delta = self.origins.count(Origin.DELTA)
+        relaxed = self.origins.count(Origin.DELTA)
         per_token = self.total_divergence / self.emitted if self.emitted else 0.0
         spent = f", really spent {self.total_certificate / self.emitted:.4f}" if self.certificate else ""
         return (
             f"{self.emitted} tokens in {self.rounds} rounds: {self.accepted} of {self.drafted} drafted tokens "
-            f"accepted ({thanks_to_delta} thanks to delta), mean accepted length {self.mean_accepted_length:.2f}, "
+            f"accepted ({relaxed} thanks to the relaxed rule), mean accepted length {self.mean_accepted_length:.2f}, "
             f"divergence {per_token:.4f}{spent} nats a token"
         )

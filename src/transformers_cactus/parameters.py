@@ -38,13 +38,20 @@ def check_parameter(
                 f"{name} must be a number or a tensor of shape [batch], got {value.dtype} {list(value.shape)}."
             )
         if not bool(((value >= minimum) & (value <= maximum)).all()):
-            raise ValueError(f"every {name} must be {allowed} ({unit}), got {value.tolist()}.")
+            # Six digits: 0.1 in float32 is not to be shown as 0.10000000149.
+            given = ", ".join(f"{number:g}" for number in value.flatten().tolist())
+            raise ValueError(f"every {name} must be {allowed} ({unit}), got {given}.")
         return
     # numbers.Real: NumPy's scalars as well.
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, {allowed} ({unit}), got {value!r}.")
     if math.isnan(value) or not minimum <= float(value) <= maximum:
         raise ValueError(f"{name} must be {allowed} ({unit}), got {value!r}.")
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and what it counts, for messages: "1 prompt", "2 prompts"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def per_sequence(value: float | Tensor, like: Tensor) -> float | Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from . import _compat
 from .configuration import RunOptions
@@ -84,6 +84,7 @@ class CallSettings:
                 "assistant_early_exit=<layer> for a model trained for it."
             )
         self._check_draft()
+        self._check_objects()
         if self.options.certificate and not self["return_dict_in_generate"]:
             raise ValueError(
                 "cactus_certificate is reported on the output: pass return_dict_in_generate=True with it."
@@ -160,6 +161,21 @@ class CallSettings:
         tokenizers = self["tokenizer"], self["assistant_tokenizer"]
         if tokenizers[1] is not None and (draft is None or tokenizers[0] is None):
             raise ValueError("assistant_tokenizer needs assistant_model and tokenizer=<the verifier's> beside it.")
+
+    def _check_objects(self) -> None:
+        for name in ("past_key_values", "cache"):
+            cache = self.call.get(name)
+            if cache is not None and not isinstance(cache, Cache):
+                raise TypeError(
+                    f"{name} must be a cache, as an earlier call returns it with return_dict_in_generate=True, got "
+                    f"{type(cache).__name__}."
+                )
+        streamer = self["streamer"]
+        if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
+            raise TypeError(
+                "streamer must be an object with put() and end(), such as transformers.TextStreamer(tokenizer), got "
+                f"{type(streamer).__name__}."
+            )
 
     def _check_vocabularies(self) -> None:
         draft = self["assistant_model"]

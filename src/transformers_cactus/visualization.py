@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MEANINGS: dict[Origin, str] = {
     Origin.LOSSLESS: "drafted, kept as lossless speculative sampling would",
-    Origin.DELTA: "drafted, kept thanks to delta",
+    Origin.DELTA: "drafted, kept thanks to the relaxed rule",
     Origin.RECOVERED: "drawn again after a rejection",
     Origin.BONUS: "drawn by the verifier after a fully kept block",
     Origin.PLAIN: "drawn by the verifier, nothing was drafted",

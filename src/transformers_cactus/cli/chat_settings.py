@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..configuration import RULES, build_rule, parameters_of
+from .rule_parameters import read_parameters
 
 DEFAULT_DELTA = 0.25
 
@@ -28,34 +29,27 @@ class ChatRule:
         """Sets the budget.
 
         Raises:
-            ValueError: If it is no number or out of range, or the rule has none.
+            TypeError, ValueError: If it is no number or out of range, or the rule has none.
         """
         rule = self.options["cactus_rule"]
         if "cactus_delta" not in parameters_of(rule):
             raise ValueError(f"the rule {rule} has no delta. With one: /rule cactus")
-        delta = _number(text)
-        self._take({**self.options, "cactus_delta": delta})
-        self._delta = delta
+        options = self.options | read_parameters(rule, [f"delta={text}"])
+        self._take(options)
+        self._delta = options["cactus_delta"]
 
     def set_rule(self, words: list[str]) -> None:
-        """Sets the rule by name, with its parameters as `name=number`; `delta` is kept where it has one.
+        """Sets the rule by name, with its parameters as `name=value`; `delta` is kept where it has one.
 
         Raises:
-            ValueError: If there is no such rule or parameter, or one is missing or out of range.
+            TypeError, ValueError: If there is no such rule or parameter, or one is missing or out of range.
         """
         if not words or words[0] not in RULES:
             raise ValueError(f"/rule takes one of {', '.join(RULES)}")
         options: dict[str, Any] = {"cactus_rule": words[0]}
-        takes = parameters_of(words[0])
-        if "cactus_delta" in takes:
+        if "cactus_delta" in parameters_of(words[0]):
             options["cactus_delta"] = self._delta
-        for word in words[1:]:
-            name, _, value = word.partition("=")
-            if f"cactus_{name}" not in takes:
-                known = ", ".join(option.removeprefix("cactus_") for option in takes) or "none"
-                raise ValueError(f"{words[0]} has no parameter {name!r}; it has: {known}")
-            options[f"cactus_{name}"] = _number(value)
-        self._take(options)
+        self._take(options | read_parameters(words[0], words[1:]))
 
     def _take(self, options: dict[str, Any]) -> None:
         build_rule(options)
@@ -63,10 +57,3 @@ class ChatRule:
 
     def __str__(self) -> str:
         return str(build_rule(self.options))
-
-
-def _number(text: str) -> float | int:
-    try:
-        return int(text) if text.strip().isdigit() else float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a number") from None

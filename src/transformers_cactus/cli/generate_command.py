@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,25 +20,19 @@ from .options import (
     Engine,
     EngineChoice,
     JsonFile,
+    Rule,
+    Verification,
     Verifier,
     check_writable,
 )
-
-
-class Rule(str, Enum):
-    """Acceptance rules that have a name."""
-
-    CACTUS = "cactus"
-    CACTUS_EXACT = "cactus-exact"
-    LENIENCE = "lenience"
-    SPECULATIVE = "speculative"
-
 
 EPILOG = (
     "Examples:\n\n"
     "transformers-cactus generate --prompt 'Write a haiku.' --delta 0.75 --stats\n\n"
     "transformers-cactus generate --verifier Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct "
     "--delta 0.75 --num-assistant-tokens 5 < question.txt\n\n"
+    "transformers-cactus generate --prompt 'Write a haiku.' --rule typical --parameter posterior_threshold=0.05 "
+    "--certificate --stats\n\n"
     "transformers-cactus generate --verifier gpt2 --prompt-lookup-num-tokens 10 --no-chat --prompt-file log.txt"
 )
 
@@ -82,8 +75,8 @@ def generate(
         bool | None,
         typer.Option(
             "--do-sample/--no-do-sample",
-            help="Sample, or take the most probable token. Default: sample if --delta or an option of this group is "
-            "given, else what the model's generation config says.",
+            help="Sample, or take the most probable token. Default: sample if --delta, a rule that needs it or an "
+            "option of this group is given, else what the model's generation config says.",
             rich_help_panel=SAMPLING,
         ),
     ] = None,
@@ -114,9 +107,34 @@ def generate(
     rule: Annotated[
         Rule | None, typer.Option(help="Acceptance rule. Default: cactus.", rich_help_panel=CACTUS)
     ] = None,
-    factor: Annotated[
-        float | None, typer.Option(help="The factor of --rule lenience, at least 1.", rich_help_panel=CACTUS)
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A parameter of the rule; repeat for more. lenience: factor. optimal: multiplier. ensemble: "
+            "ensemble_weight, within_support. typical: posterior_threshold, posterior_alpha, recovery_from. top-k: "
+            "top_k. The others have --delta, or none.",
+            rich_help_panel=CACTUS,
+        ),
     ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            help="Nats that the text may really spend in all, for a rule with --delta. Default: no limit.",
+            rich_help_panel=CACTUS,
+        ),
+    ] = None,
+    budget_window: Annotated[
+        int | None,
+        typer.Option(help="Tokens that --budget is for, each time anew. Default: all.", rich_help_panel=CACTUS),
+    ] = None,
+    verification: Annotated[
+        Verification,
+        typer.Option(
+            help="block judges drafted tokens together: for speculative, ensemble and optimal.",
+            rich_help_panel=CACTUS,
+        ),
+    ] = Verification.TOKEN,
     num_assistant_tokens: Annotated[
         int | None,
         typer.Option(
@@ -140,6 +158,12 @@ def generate(
     stats: Annotated[
         bool, typer.Option("--stats", help="Print acceptance and speed to standard error.", rich_help_panel=REPORT)
     ] = False,
+    certificate: Annotated[
+        bool,
+        typer.Option(
+            "--certificate", help="Report what the tokens were really drawn from, too.", rich_help_panel=REPORT
+        ),
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Generate text from a prompt, to standard output.
@@ -150,6 +174,7 @@ def generate(
         from .generate_run import Request, check_options, run_generate
         from .models import dtype_named
         from .prompt import read_prompt
+        from .rule_parameters import with_flags
 
         given: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,
@@ -161,18 +186,23 @@ def generate(
             "top_p": top_p,
             "min_p": min_p,
             "repetition_penalty": repetition_penalty,
-            "cactus_delta": delta,
-            "cactus_rule": None if rule is None else rule.value,
-            "cactus_factor": factor,
+            "cactus_budget": budget,
+            "cactus_budget_window": budget_window,
+            "cactus_verification": None if verification is Verification.TOKEN else verification.value,
+            "cactus_certificate": certificate or None,
             "cactus_engine": None if engine is Engine.AUTO else engine.value,
             "num_assistant_tokens": num_assistant_tokens,
             "prompt_lookup_num_tokens": prompt_lookup_num_tokens,
         }
         try:
-            options = check_options({k: v for k, v in given.items() if v is not None}, draft, verifier)
+            if certificate and not stats and json_file is None:
+                raise ValueError("--certificate is for a report: give --stats or --json FILE beside it.")
+            words = (parameter or []) + ([] if delta is None else [f"delta={delta}"])
+            choice = None if rule is None else rule.value
+            options = check_options({k: v for k, v in given.items() if v is not None}, choice, words, draft, verifier)
             text = read_prompt(prompt, prompt_file)
         except (TypeError, ValueError) as error:
-            raise usage_error(str(error)) from error
+            raise usage_error(with_flags(str(error))) from error
         check_writable(json_file)
         request = Request(
             prompt=text,

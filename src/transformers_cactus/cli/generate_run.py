@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import TextStreamer, set_seed
 
-from ..configuration import build_rule
+from ..configuration import RunOptions, build_rule, check_together, parameters_of
 from ..integration import generate
 from ..outputs import AcceptanceStatistics
 from .machine import describe_machine, describe_versions
 from .models import Models, load_models, pick_device, quiet_transformers, shipped_draft
 from .prompt import encode
 from .report import acceptance_numbers
+from .rule_parameters import read_parameters
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 """Options that have a meaning only with sampling."""
@@ -39,11 +41,16 @@ class Request:
     json_file: Path | None
 
 
-def check_options(options: dict[str, Any], draft: str | None, verifier: str | None) -> dict[str, Any]:
+def check_options(
+    options: dict[str, Any], rule: str | None, parameters: Sequence[str], draft: str | None, verifier: str | None
+) -> dict[str, Any]:
     """Completes the options for `generate`, before anything is loaded.
 
     Args:
-        options (`dict`): The options that were given, by their names in `generate`.
+        options (`dict`): The options that were given, by their names in `generate`, but for the rule and its
+            parameters.
+        rule (`str` or `None`): The rule that was named.
+        parameters (`Sequence[str]`): The rule's parameters, see [`read_parameters`].
         draft (`str` or `None`): The draft that was named.
         verifier (`str` or `None`): The verifier that was named.
 
@@ -51,29 +58,38 @@ def check_options(options: dict[str, Any], draft: str | None, verifier: str | No
         TypeError, ValueError: If they contradict each other or are out of range.
     """
     options = dict(options)
-    lookup = "prompt_lookup_num_tokens" in options
-    if lookup and draft is not None:
-        raise ValueError("give --draft or --prompt-lookup-num-tokens, not both.")
-    given = {name: value for name, value in options.items() if name.startswith("cactus_")}
-    if "cactus_delta" not in given and given.get("cactus_rule", "cactus") in ("cactus", "cactus-exact"):
-        options["cactus_delta"] = 0.0
-    build_rule({name: value for name, value in options.items() if name.startswith("cactus_")})
-    if draft is None and verifier is not None and not lookup:
-        if given:
-            raise ValueError(
-                "--delta, --rule, --factor and --engine need something that drafts: give --draft <a smaller model "
-                "with the same tokenizer> or --prompt-lookup-num-tokens 10."
-            )
-        options.pop("cactus_delta", None)
-    if "num_assistant_tokens" in options:
-        # Exactly this many: the defaults adapt the number, and stop early where the draft is unsure.
-        options |= {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
     if options.get("temperature") == 0:
         del options["temperature"]
         options.setdefault("do_sample", False)
-    if given.get("cactus_delta") or any(name in options for name in SAMPLING):
+    lookup = "prompt_lookup_num_tokens" in options
+    if lookup and draft is not None:
+        raise ValueError("give --draft or --prompt-lookup-num-tokens, not both.")
+    chosen = rule or "cactus"
+    wants_draft = rule is not None or parameters or any(name.startswith("cactus_") for name in options)
+    if draft is None and verifier is not None and not lookup:
+        if wants_draft:
+            raise ValueError(
+                "what decides about drafted tokens needs something that drafts: give --draft <a smaller model with "
+                "the same tokenizer> or --prompt-lookup-num-tokens 10."
+            )
+    else:
+        options |= {"cactus_rule": chosen} | ({"cactus_delta": 0.0} if "cactus_delta" in parameters_of(chosen) else {})
+        options |= read_parameters(chosen, parameters)
+        built = build_rule(_cactus(options))
+        assert built is not None
+        check_together(built, RunOptions.of(_cactus(options)))
+        if not built.is_lossless:
+            options.setdefault("do_sample", True)
+    if "num_assistant_tokens" in options:
+        # Exactly this many: the defaults adapt the number, and stop early where the draft is unsure.
+        options |= {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+    if any(name in options for name in SAMPLING):
         options.setdefault("do_sample", True)
     return options
+
+
+def _cactus(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name.startswith("cactus_")}
 
 
 def run_generate(request: Request, options: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Options that both commands have."""
+"""Options that several commands have."""
 
 from __future__ import annotations
 
@@ -36,6 +36,31 @@ class Engine(str, Enum):
     AUTO = "auto"
     FAST = "fast"
     STOCK = "stock"
+
+
+class Rule(str, Enum):
+    """Acceptance rules by name. Spelled out, since loading them loads torch, which takes longer than the help may."""
+
+    CACTUS = "cactus"
+    CACTUS_EXACT = "cactus-exact"
+    CHI_SQUARE = "chi-square"
+    ENSEMBLE = "ensemble"
+    JENSEN_SHANNON = "jensen-shannon"
+    LENIENCE = "lenience"
+    OPTIMAL = "optimal"
+    REVERSE_KL = "reverse-kl"
+    SPECULATIVE = "speculative"
+    SQUARED_HELLINGER = "squared-hellinger"
+    TOP_K = "top-k"
+    TOTAL_VARIATION = "total-variation"
+    TYPICAL = "typical"
+
+
+class Verification(str, Enum):
+    """Ways to judge a drafted block."""
+
+    TOKEN = "token"
+    BLOCK = "block"
 
 
 Verifier = Annotated[

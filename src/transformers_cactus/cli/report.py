@@ -57,7 +57,7 @@ def as_numbers(result: Measured, baseline: Measured) -> dict[str, Any]:
 def acceptance_numbers(acceptance: AcceptanceStatistics) -> dict[str, Any]:
     """Acceptance statistics, as plain values."""
     origins = Counter(acceptance.origins)
-    return {
+    numbers = {
         "rounds": acceptance.rounds,
         "drafted": acceptance.drafted,
         "accepted": acceptance.accepted,
@@ -67,3 +67,6 @@ def acceptance_numbers(acceptance: AcceptanceStatistics) -> dict[str, Any]:
         "divergence_per_token": acceptance.total_divergence / acceptance.emitted if acceptance.emitted else 0.0,
         "origins": {origin.value: origins[origin] for origin in Origin},
     }
+    if acceptance.certificate:
+        numbers["certificate_per_token"] = acceptance.total_certificate / acceptance.emitted
+    return numbers

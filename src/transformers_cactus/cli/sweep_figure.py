@@ -28,6 +28,7 @@ STYLES: dict[str, tuple[str, str]] = {
     "squared-hellinger": ("#999933", ">"),
     "jensen-shannon": ("#44AA99", "p"),
     "reverse-kl": ("#AA4499", "h"),
+    "chi-square": ("#332288", "d"),
 }
 """Colour and marker by rule; colours that stay apart for those who see few."""
 

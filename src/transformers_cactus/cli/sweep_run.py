@@ -40,6 +40,7 @@ class SweepOptions:
     seed: int
     generated: int
     quick: bool
+    rules: Sequence[str]
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -47,6 +48,7 @@ class SweepOptions:
         names = ("verifier", "draft", "dtype", "data", "prompts", "max_new_tokens", "seed", "generated", "quick")
         values = {name: getattr(self, name) for name in names}
         values |= {"blocks": list(self.blocks), "samplings": [str(sampling) for sampling in self.samplings]}
+        values |= {"rules": sorted(self.rules)}
         # A model that was trained on in its folder is another one, and so are prompts that were written anew.
         sources = {"verifier": self.verifier, "draft": self.draft or shipped_draft(), "data": self.data}
         return values | {"files": {role: _files(source) for role, source in sources.items()}}
@@ -81,6 +83,7 @@ def run_sweep(options: SweepOptions, console: Console) -> None:
             generated_prompts=min(options.generated, len(prompts)),
             generated_tokens=min(options.max_new_tokens, 16) if options.quick else options.max_new_tokens,
             seed=options.seed,
+            rules=options.rules,
         )
         if options.quick:
             # The second setting's texts would take the quick out of it.

@@ -42,6 +42,8 @@ class SweepRequest:
     """Length of these texts at most."""
     seed: int
     """Of all texts and choices."""
+    rules: Sequence[str] = ()
+    """Names of the rules, as for [`cells_for`]."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def sweep(
         check_no_other_processors(model)
     found = []
     for sampling in request.samplings:
-        cells = cells_for(sampling)
+        cells = cells_for(sampling, request.rules)
         table = _on_positions(verifier, draft, sampling, cells, request, store, progress)
         weights = resampling(len(table), request.seed)
         by_cell = [[sums[index] for sums in table] for index in range(len(cells))]
