@@ -49,7 +49,7 @@ def state(*models):
     ]
 
 
-@pytest.mark.parametrize("schedule", ["constant", "heuristic", "heuristic_transient"])
+@pytest.mark.parametrize("schedule", ["constant", "heuristic", "heuristic_transient", "adaptive"])
 def test_case_23_configs_stay_as_they_are(fresh, schedule):
     verifier, draft = fresh
     draft.generation_config.num_assistant_tokens_schedule = schedule

@@ -20,6 +20,9 @@ REMEMBERED = 15
 FORGETTING = 0.97
 """What an observed acceptance counts for after another one: about the last 30 matter."""
 
+FORGETTING_IN_A_PAUSE = 0.3
+"""The same when drafting is tried again after a pause."""
+
 PLAIN_EVERY = 100
 """While drafting pays: rounds after which one without a draft shows again what that takes."""
 
@@ -42,8 +45,14 @@ class Rate:
 
     def add(self, outcome: bool) -> None:
         """Adds an observation."""
-        self.seen = FORGETTING * self.seen + 1
-        self.true = FORGETTING * self.true + outcome
+        self.fade(FORGETTING)
+        self.seen += 1
+        self.true += outcome
+
+    def fade(self, factor: float) -> None:
+        """Lets what was seen count for less."""
+        self.seen *= factor
+        self.true *= factor
 
     @property
     def value(self) -> float:
@@ -59,16 +68,30 @@ class RoundTimes:
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._line: tuple[float, float] | None = None
 
     def add(self, length: int, seconds: float) -> None:
         """Adds a round."""
         self._seconds[length].append(seconds)
+        self._line = None
 
     def __contains__(self, length: int) -> bool:
         return length in self._seconds
 
     def line(self) -> tuple[float, float]:
         """Seconds of a round as `(start, step)`: `start + step * length` for every length above 0."""
+        if self._line is None:
+            self._line = self._fitted()
+        return self._line
+
+    def of(self, length: int) -> float:
+        """Seconds of a round."""
+        if length == 0 and 0 in self:
+            return statistics.median(self._seconds[0])
+        start, step = self.line()
+        return start + step * length
+
+    def _fitted(self) -> tuple[float, float]:
         points = [(length, statistics.median(seen), len(seen)) for length, seen in self._seconds.items() if length]
         total = sum(weight for *_, weight in points)
         mean_length = sum(length * weight for length, _, weight in points) / total
@@ -81,13 +104,6 @@ class RoundTimes:
             slope = sum(w * (length - mean_length) * (time - mean_time) for length, time, w in points) / spread
             step = max(slope, 0.0)
         return max(mean_time - step * mean_length, 0.0), step
-
-    def of(self, length: int) -> float:
-        """Seconds of a round."""
-        if length == 0 and 0 in self:
-            return statistics.median(self._seconds[0])
-        start, step = self.line()
-        return start + step * length
 
 
 class Experience:
@@ -120,6 +136,11 @@ class Experience:
             # Of a full block's last token nobody asked.
             if position < len(probabilities):
                 self.by_probability[sum(probabilities[position] >= edge for edge in EDGES)].add(outcome)
+
+    def fade(self) -> None:
+        """Lets acceptance count for little that was seen long ago."""
+        for rate in (*self.by_position, *self.by_probability, self.any):
+            rate.fade(FORGETTING_IN_A_PAUSE)
 
     def times_of(self, rows: int) -> RoundTimes:
         """Times of a batch size; those of the nearest known one to begin with."""
@@ -244,6 +265,7 @@ class AdaptiveLength(BlockLength):
         self._pause -= 1
         if self._pause > 0:
             return 0
+        self.experience.fade()
         self._patience = self._pause = min(2 * self._patience, TRY_AFTER[1])
         self._trying = 1
         return min(2, self.longest)

@@ -1,0 +1,206 @@
+"""The adaptive block length: what it reaches against every constant one, and that it leaves the law alone."""
+
+import random
+import statistics
+import time
+
+import pytest
+import torch
+
+import tiny_models
+import transformers_cactus
+import transformers_cactus.decoding
+from fast_calls import IGNORE_GREEDY, fast, new_tokens, noisy_copy, plain_alone
+from test_fast_distribution import does_not_fit, draw, fits, law
+from transformers_cactus.adaptive_length import TRY_AFTER, AdaptiveLength, Experience, experience_of
+
+LONGEST = 16
+TOKENS = 2500
+REGIMES = {
+    # Mean probability of a drafted token; seconds of a draft step, of what the first drafted token adds to the
+    # verifier's forward of one second, and of what each one adds.
+    "good draft": (0.75, 0.1, 0.0, 0.02),
+    "good draft, dear block": (0.75, 0.1, 0.4, 0.05),
+    "very good and cheap draft": (0.9, 0.03, 0.02, 0.01),
+    "poor draft": (0.2, 0.1, 0.1, 0.05),
+    "expensive draft": (0.7, 0.6, 0.1, 0.05),
+    "useless draft": (0.05, 0.3, 0.5, 0.1),
+}
+
+
+def tokens_per_second(regime, seed, *, constant=None, adaptive=None, certain=False):
+    """One sequence of a simulated pair: a drafted token is accepted with a probability that its draft's tells."""
+    mean, draft, first, more = regime
+    source, clock, emitted = random.Random(seed), 0.0, 0
+    while emitted < TOKENS:
+        wanted = constant if adaptive is None else adaptive.next()[0]
+        probabilities = []
+        for _ in range(wanted):
+            sure = mean if certain else max(source.betavariate(1.2 * mean / (1 - mean), 1.2), 0.02)
+            probabilities.append(sure)
+            full = len(probabilities) == wanted
+            asked = adaptive is not None and adaptive.reads_probabilities and not full
+            if asked and not adaptive.goes_on([[p] for p in probabilities]):
+                break
+        flags = [source.random() < (p if certain else 0.15 + 0.85 * p) for p in probabilities]
+        accepted = flags.index(False) if False in flags else len(flags)
+        drafted = len(probabilities)
+        seconds = 1 + (first if drafted else 0) + (more + draft) * drafted
+        seconds *= 1 + source.gauss(0, 0.03)
+        clock, emitted = clock + seconds, emitted + accepted + 1
+        if adaptive is not None:
+            adaptive.update([drafted], [accepted], seconds)
+    return emitted / clock
+
+
+@pytest.mark.parametrize("certain", [True, False], ids=["equal tokens", "easy and hard tokens"])
+@pytest.mark.parametrize("reads", [True, False], ids=["within the round", "between rounds"])
+@pytest.mark.parametrize("regime", REGIMES.values(), ids=list(REGIMES))
+def test_within_5_percent_of_the_best_constant_length(regime, reads, certain):
+    def mean(**policy):
+        return statistics.fmean(tokens_per_second(regime, seed, certain=certain, **policy) for seed in range(2))
+
+    best = max(mean(constant=length) for length in range(LONGEST + 1))
+    found = statistics.fmean(
+        tokens_per_second(
+            regime,
+            seed,
+            certain=certain,
+            adaptive=AdaptiveLength(LONGEST, 1, Experience(), reads_probabilities=reads),
+        )
+        for seed in range(2)
+    )
+    assert found > 0.95 * best
+    # A constant length of 0 is the verifier alone.
+    assert best >= mean(constant=0) and found > 0.95 * mean(constant=0)
+
+
+def rounds(adaptive, count, acceptance, source):
+    """The lengths of some rounds in which a drafted token takes half of what the verifier does."""
+    lengths = []
+    for _ in range(count):
+        length = adaptive.next()[0]
+        flags = [source.random() < acceptance for _ in range(length)]
+        accepted = flags.index(False) if False in flags else length
+        adaptive.update([length], [accepted], 1 + 0.5 * length)
+        lengths.append(length)
+    return lengths
+
+
+def test_a_draft_that_got_better_is_found_again():
+    adaptive, source = AdaptiveLength(8, 1, Experience(), reads_probabilities=False), random.Random(0)
+    poor = rounds(adaptive, 600, 0.1, source)
+    # Tried at growing intervals, for two rounds each.
+    assert 0.95 < poor[100:].count(0) / 500 < 1
+    good = rounds(adaptive, 2 * TRY_AFTER[1], 0.95, source)
+    assert good[-100:].count(0) < 5
+
+
+def test_short_calls_go_on_from_what_earlier_ones_have_learned():
+    verifier, draft = tiny_models.pair("llama")
+    inputs = tiny_models.prompts([7])
+    common = {"assistant_model": noisy_copy(verifier), "num_assistant_tokens_schedule": "adaptive"}
+    before = experience_of(verifier, common["assistant_model"]).rounds
+    assert before == 0 and experience_of(verifier, draft).rounds == 0
+    seen = []
+    for _ in range(2):
+        fast(verifier, inputs, do_sample=True, max_new_tokens=20, **common)
+        seen.append(experience_of(verifier, common["assistant_model"]).rounds)
+    assert 0 < seen[0] < seen[1]
+
+
+@pytest.mark.filterwarnings(IGNORE_GREEDY)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_greedy_texts_are_the_verifiers_own(name):
+    verifier, _ = tiny_models.pair(name)
+    inputs = tiny_models.prompts([7, 4, 9])
+    schedule = {"num_assistant_tokens_schedule": "adaptive"}
+    output = fast(verifier, inputs, assistant_model=noisy_copy(verifier), max_new_tokens=40, **schedule)
+    assert new_tokens(output, inputs) == plain_alone(verifier, inputs, max_new_tokens=40)
+
+
+@pytest.fixture
+def erratic(monkeypatch):
+    """A clock of which nobody can make sense, and the lengths that came of it."""
+    source, seen, now = random.Random(5), set(), [0.0]
+
+    def clock():
+        now[0] += source.choice([0.01, 0.1, 1.0])
+        return now[0]
+
+    class Watched(AdaptiveLength):
+        def update(self, drafted, accepted, seconds):
+            seen.add(max(drafted))
+            super().update(drafted, accepted, seconds)
+
+    monkeypatch.setattr(transformers_cactus.decoding.time, "perf_counter", clock)
+    monkeypatch.setattr(transformers_cactus.decoding, "AdaptiveLength", Watched)
+    monkeypatch.setattr(transformers_cactus.decoding, "experience_of", lambda *_: Experience())
+    return seen
+
+
+PROMPT = (1, 2, 3)
+
+
+def texts(delta, **options):
+    inputs = {"input_ids": torch.tensor([PROMPT] * 6000), "attention_mask": torch.ones(6000, 3, dtype=torch.long)}
+    return draw(inputs, 12, 6, cactus_delta=delta, num_assistant_tokens_schedule="adaptive", **options)
+
+
+def test_lossless_texts_keep_the_verifiers_law(erratic):
+    # False alarms: see chi_square.ALPHA. Twelve tokens, of which the first three are compared, make a dozen rounds.
+    outcomes = [(text, ("",) * 3) for text, _ in texts(0.0)]
+    assert len(erratic) > 2
+    expected = law(PROMPT, 1, 3, 0.0, "speculative")
+    fits(outcomes, expected_texts(expected))
+
+
+def test_relaxed_texts_are_told_from_lossless_ones(erratic):
+    outcomes = [(text, ("",) * 3) for text, _ in texts(0.75)]
+    does_not_fit(outcomes, expected_texts(law(PROMPT, 1, 3, 0.0, "speculative")))
+
+
+def expected_texts(expected):
+    """A law without the origins, which depend on the block length."""
+    result = {}
+    for (text, _), probability in expected.items():
+        key = (text, ("",) * 3)
+        result[key] = result.get(key, 0.0) + probability
+    return result
+
+
+def test_an_unknown_schedule_is_refused():
+    verifier, draft = tiny_models.pair("llama")
+    with pytest.raises(ValueError, match=r"num_assistant_tokens_schedule must be one of 'constant', .*'adaptive'"):
+        fast(verifier, tiny_models.prompts([7]), assistant_model=draft, num_assistant_tokens_schedule="adaptve")
+
+
+def test_the_stock_engine_says_that_it_does_not_adapt():
+    verifier, draft = tiny_models.pair("llama")
+    with pytest.warns(UserWarning, match="'adaptive' works in the fast engine only"):
+        transformers_cactus.generate(
+            verifier,
+            **tiny_models.prompts([7]),
+            assistant_model=draft,
+            do_sample=True,
+            max_new_tokens=8,
+            cactus_delta=0.5,
+            cactus_engine="stock",
+            num_assistant_tokens_schedule="adaptive",
+        )
+
+
+def test_rounds_are_timed_from_one_transfer_to_the_next():
+    started = time.perf_counter()
+    verifier, draft = tiny_models.pair("llama")
+    draft = noisy_copy(draft)
+    fast(
+        verifier,
+        tiny_models.prompts([7]),
+        assistant_model=draft,
+        do_sample=True,
+        max_new_tokens=30,
+        num_assistant_tokens_schedule="adaptive",
+    )
+    (times,) = experience_of(verifier, draft).times.values()
+    assert 0 < sum(sum(seen) for seen in times._seconds.values()) < time.perf_counter() - started
