@@ -1,13 +1,13 @@
 """One pair of models, many ways to generate: speed, and what each accepts and spends.
 
-    python -m benchmarks.compare                       # the real pair, one sequence, 24 prompts: more than half an hour
-    python -m benchmarks.compare --quick               # one short repetition
-    python -m benchmarks.compare --temperature 1       # without truncation
+    python -m benchmarks.compare                 # the real pair, one sequence, 24 prompts: more than half an hour
+    python -m benchmarks.compare --quick         # one short repetition
+    python -m benchmarks.compare --temperature 1 # without truncation
     python -m benchmarks.compare --batch 8 --systems 'ours*constant'
 
-All systems run the same two model objects with the same sampling settings on the same prompts (benchmarks/prompts.json)
-in one process. Each repetition runs every system once on one prompt, or on `--batch` of them, in an order that rotates;
-a ratio is one within a repetition. Numbers are medians over repetitions, with quartiles.
+All systems run the same two model objects with the same sampling settings on the same prompts
+(benchmarks/prompts.json) in one process. Each repetition runs every system once on one prompt, or on `--batch` of
+them, in an order that rotates; a ratio is one within a repetition. Numbers are medians over repetitions, with quartiles.
 
 A speed-up over the verifier's bare forwards is `(AL + 1) / (v + m·c + o)`: `AL` drafted tokens are accepted in a round
 of `m`; `v` is the verifier's forward in a round, `c` a forward of the draft, `o` everything that is not inside a

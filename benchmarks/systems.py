@@ -115,7 +115,13 @@ def ours(pair: Pair, sampling: Sampling, name: str, block: int, **options: Any) 
     def call(inputs: Inputs, new_tokens: int, **more: Any) -> Any:
         options_of_all = {"num_assistant_tokens": block, "cactus_engine": "fast", "max_new_tokens": new_tokens}
         return transformers_cactus.generate(
-            pair.verifier, **inputs, **sampling.options, **options_of_all, **options, **more, assistant_model=pair.draft
+            pair.verifier,
+            **inputs,
+            **sampling.options,
+            **options_of_all,
+            **options,
+            **more,
+            assistant_model=pair.draft,
         )
 
     def statistics(inputs: Inputs, new_tokens: int) -> AcceptanceStatistics:
