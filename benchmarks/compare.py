@@ -7,7 +7,8 @@
 
 All systems run the same two model objects with the same sampling settings on the same prompts
 (benchmarks/prompts.json) in one process. Each repetition runs every system once on one prompt, or on `--batch` of
-them, in an order that rotates; a ratio is one within a repetition. Numbers are medians over repetitions, with quartiles.
+them, in an order that rotates; a ratio is one within a repetition. Numbers are medians over repetitions, with
+quartiles.
 
 A speed-up over the verifier's bare forwards is `(AL + 1) / (v + m·c + o)`: `AL` drafted tokens are accepted in a round
 of `m`; `v` is the verifier's forward in a round, `c` a forward of the draft, `o` everything that is not inside a
