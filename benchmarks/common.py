@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 import transformers
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from transformers_cactus.cli.machine import describe_machine, describe_versions
@@ -49,26 +50,34 @@ class Spread(NamedTuple):
 
 
 class ForwardTimer:
-    """Seconds of every forward of some models, by the name that each is given here.
+    """Seconds of every forward of some models inside a `with`, by the name that each is given here.
 
     On a GPU, the time on its stream from before the first kernel until after the last.
     """
 
     def __init__(self, **models: PreTrainedModel):
+        self._models = models
         self._marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in models}
-        for name, model in models.items():
-            marks = self._marks[name]
-            started: list[Any] = []
-            model.register_forward_pre_hook(lambda module, *_, s=started: s.append(_mark(module)), with_kwargs=True)
-            model.register_forward_hook(lambda module, *_, m=marks, s=started: m.append((s.pop(), _mark(module))))
+        self._hooks: list[RemovableHandle] = []
 
-    def reset(self) -> None:
-        """Forgets all forwards."""
-        for marks in self._marks.values():
-            marks.clear()
+    def __enter__(self) -> ForwardTimer:
+        for name, model in self._models.items():
+            self._watch(model, self._marks[name])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _watch(self, model: PreTrainedModel, marks: list[tuple[Any, Any]]) -> None:
+        started: list[Any] = []
+        self._hooks += [
+            model.register_forward_pre_hook(lambda module, *_: started.append(_mark(module)), with_kwargs=True),
+            model.register_forward_hook(lambda module, *_: marks.append((started.pop(), _mark(module)))),
+        ]
 
     def seconds(self, name: str) -> list[float]:
-        """Of each forward since `reset`. Waits for the device."""
+        """Of each forward. Waits for the device."""
         return [_elapsed(start, end) for start, end in self._marks[name]]
 
 

@@ -49,10 +49,12 @@ from .common import (
 )
 from .compare_tables import tables_of
 from .peers import Written
-from .systems import CONSTANT, Inputs, System, assisted, chosen, draft_with, systems_for
+from .systems import CONSTANT, CONSTANT_BLOCK, ENSEMBLE, Inputs, System, assisted, chosen, draft_with, systems_for
 
 BLOCKS = (1, 2, 3, 4, 6, 8)
 """Constant blocks that transformers' assisted generation is tried with."""
+SEARCHES = 3
+"""Prompts on which it is."""
 
 WARM_UP_TOKENS = 4
 ROWS_AT_ONCE = 8
@@ -97,7 +99,7 @@ def measure(
         new_tokens (`int`): Length of every text.
         repetitions (`int`): How often to run every system.
     """
-    timer, memory = ForwardTimer(verifier=pair.verifier, draft=pair.draft), PeakMemory(pair.verifier.device)
+    memory = PeakMemory(pair.verifier.device)
     for system in systems:
         system.generate(prompts[0], WARM_UP_TOKENS)
     runs = []
@@ -106,11 +108,11 @@ def measure(
         for system in [*systems[first:], *systems[:first]]:
             torch.manual_seed(repetition)
             memory.start()
-            timer.reset()
-            started = time.perf_counter()
-            output = system.generate(inputs, new_tokens)
-            wait_for(pair.verifier.device)
-            wall = time.perf_counter() - started
+            with ForwardTimer(verifier=pair.verifier, draft=pair.draft) as timer:
+                started = time.perf_counter()
+                output = system.generate(inputs, new_tokens)
+                wait_for(pair.verifier.device)
+                wall = time.perf_counter() - started
             runs.append(_run(system, repetition, inputs, new_tokens, wall, timer, memory.stop(), output))
     return runs
 
@@ -194,15 +196,16 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     pair, arithmetic = load(arguments)
     prompts = batches_of_prompts(pair, arguments.batch)
     tokens, repetitions = arguments.new_tokens, arguments.repetitions
+    block = constant_block = arguments.block
+    systems = chosen(systems_for(pair, sampling, block, constant_block, arguments.batch), arguments.systems)
     block_search: dict[str, float] = {}
-    best = arguments.block
-    if arguments.batch == 1:
-        search_tokens = max(WARM_UP_TOKENS, tokens // 2)
-        # Prompts that the comparison comes to last, if at all.
-        block_search = search_block(pair, sampling, prompts[::-1], search_tokens, 1 if arguments.quick else 3)
-        best = int(max(block_search, key=lambda name: block_search[name]))
-    systems = chosen(systems_for(pair, sampling, arguments.block, best, arguments.batch), arguments.systems)
-    costs = measure_costs(pair.verifier, pair.draft, arguments.block)
+    if {CONSTANT_BLOCK, ENSEMBLE} & {system.name for system in systems}:
+        # On the prompts that the comparison comes to last, if at all.
+        search = (prompts[::-1], max(WARM_UP_TOKENS, tokens // 2), min(repetitions, SEARCHES))
+        block_search = search_block(pair, sampling, *search)
+        constant_block = int(max(block_search, key=lambda name: block_search[name]))
+        systems = chosen(systems_for(pair, sampling, block, constant_block, arguments.batch), arguments.systems)
+    costs = measure_costs(pair.verifier, pair.draft, block)
     runs = measure(pair, systems, prompts, tokens, repetitions)
     rows = min(ROWS_AT_ONCE, max(repetitions, arguments.batch))
     batches = batches_of_prompts(pair, rows)[: max(repetitions, arguments.batch) : rows]
@@ -214,7 +217,8 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
         "pair": [str(Path(model.name_or_path).name) or type(model).__name__ for model in (pair.verifier, pair.draft)],
         "sampling": str(sampling),
         "batch": arguments.batch,
-        "block": arguments.block,
+        "block": block,
+        "constant_block": constant_block,
         "new_tokens": tokens,
         "repetitions": repetitions,
         "costs": costs._asdict(),

@@ -104,7 +104,6 @@ class Measured:
     def __init__(self, vocabulary: int):
         self.verifier, self.draft = tiny_model(vocabulary, layers=2), tiny_model(vocabulary, layers=1)
         self.draft.load_state_dict(self.verifier.state_dict(), strict=False)
-        self.timer = ForwardTimer(verifier=self.verifier, draft=self.draft)
 
     def call(self, case: Case, seed: int) -> Times:
         """One call, on random prompts of one length."""
@@ -112,22 +111,14 @@ class Measured:
         ids = torch.randint(case.vocabulary, (case.batch, case.prompt), generator=torch.Generator().manual_seed(seed))
         ids = ids.to(device)
         torch.manual_seed(seed)
-        self.timer.reset()
-        started = time.perf_counter()
-        transformers_cactus.generate(
-            self.verifier,
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            assistant_model=self.draft,
-            cactus_delta=DELTA,
-            cactus_engine="fast",
-            num_assistant_tokens=BLOCK,
-            max_new_tokens=case.new_tokens,
-            **PAPER.options,
-        )
-        wait_for(device)
-        total = time.perf_counter() - started
-        inside = sum(self.timer.seconds("verifier")) + sum(self.timer.seconds("draft"))
+        call = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": case.new_tokens}
+        options = {"cactus_delta": DELTA, "cactus_engine": "fast", "num_assistant_tokens": BLOCK, **PAPER.options}
+        with ForwardTimer(verifier=self.verifier, draft=self.draft) as timer:
+            started = time.perf_counter()
+            transformers_cactus.generate(self.verifier, **call, **options, assistant_model=self.draft)
+            wait_for(device)
+            total = time.perf_counter() - started
+        inside = sum(timer.seconds("verifier")) + sum(timer.seconds("draft"))
         return Times(total, total - inside)
 
 

@@ -22,6 +22,10 @@ from transformers_cactus.demo import Pair
 from . import peers
 
 ALONE = "verifier alone"
+ENSEMBLE_WEIGHT = 0.8
+"""Of the verifier in transformers' ensemble. Accepts about as much as Cactus with delta 1 in docs/sweep."""
+CONSTANT_BLOCK = "transformers, assisted, constant block"
+ENSEMBLE = f"transformers, ensemble {ENSEMBLE_WEIGHT:g}, constant block"
 
 RULES: dict[str, dict[str, Any]] = {
     **{f"delta {delta:g}": {"cactus_delta": delta} for delta in (0.0, 0.25, 0.5, 0.75, 1.0)},
@@ -32,9 +36,6 @@ RULES: dict[str, dict[str, Any]] = {
 
 SCHEDULES = ("constant", "heuristic")
 """What `num_assistant_tokens_schedule` takes."""
-
-ENSEMBLE_WEIGHT = 0.8
-"""Of the verifier in transformers' ensemble. Accepts about as much as Cactus with delta 1 in docs/sweep."""
 
 Inputs = dict[str, torch.Tensor]
 
@@ -51,14 +52,14 @@ class System:
     """The same with what it accepts and spends, which takes time of its own; `None` for systems that do not know."""
 
 
-def systems_for(pair: Pair, sampling: Sampling, block: int, best_block: int, batch: int) -> list[System]:
+def systems_for(pair: Pair, sampling: Sampling, block: int, constant_block: int, batch: int) -> list[System]:
     """All systems that can run this.
 
     Args:
         pair ([`Pair`]): The models.
         sampling ([`Sampling`]): The same for all.
         block (`int`): Tokens drafted per round, of ours and of peers.
-        best_block (`int`): The same for transformers' loop.
+        constant_block (`int`): The same for transformers' loop, where it is constant.
         batch (`int`): Sequences of a call. transformers' assisted generation and the peers take one only.
     """
 
@@ -67,17 +68,11 @@ def systems_for(pair: Pair, sampling: Sampling, block: int, best_block: int, bat
 
     systems = [System(ALONE, alone)]
     if batch == 1:
-        best = draft_with(pair.draft, num_assistant_tokens=best_block, **CONSTANT)
+        best = draft_with(pair.draft, num_assistant_tokens=constant_block, **CONSTANT)
         systems += [
             assisted(pair, draft_with(pair.draft), sampling, "transformers, assisted, defaults"),
-            assisted(pair, best, sampling, f"transformers, assisted, block {best_block}"),
-            assisted(
-                pair,
-                best,
-                sampling,
-                f"transformers, ensemble {ENSEMBLE_WEIGHT:g}, block {best_block}",
-                assistant_ensemble_weight=ENSEMBLE_WEIGHT,
-            ),
+            assisted(pair, best, sampling, CONSTANT_BLOCK),
+            assisted(pair, best, sampling, ENSEMBLE, assistant_ensemble_weight=ENSEMBLE_WEIGHT),
             *(System(name, generate) for name, generate in peers.available(pair, sampling, block).items()),
         ]
     return systems + [
