@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import datetime
-import gc
 import json
 import statistics
 import time
@@ -115,7 +114,6 @@ class PeakMemory:
 
     def start(self) -> None:
         """Begins."""
-        gc.collect()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             self._before = torch.cuda.memory_allocated(self.device)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from .compare_tables import Summary, summaries
 from .systems import ALONE
 
-COLOURS = ("#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = ("#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255", "#999933")
 """Of our block-length schedules and of `optimal`, and then of all that has no divergence of its own."""
 
 

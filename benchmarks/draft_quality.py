@@ -21,7 +21,7 @@ settings being measured. Then both models read each chat once, which gives their
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -88,7 +88,7 @@ def read_or_write(pair: Pair, chats: int, length: int, seed: int, cache: Path | 
     return texts
 
 
-def show(name: str, sampling: Sampling, sums: Sequence[Sequence[Sums]]) -> dict:
+def show(name: str, sampling: Sampling, sums: Sequence[Sequence[Sums]]) -> dict[str, Any]:
     """Prints the table of one setting, and returns its numbers."""
     weights = resampling(len(sums[0]))
     found: list[Mapping[str, Estimate]] = [summarize(row, BLOCKS, weights) for row in sums]

@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
     batch: int = 1
     prompt: int = 32
-    new_tokens: int = 64
+    new_tokens: int = 32
     vocabulary: int = SMALL_VOCABULARY
 
 
@@ -66,9 +66,9 @@ class Growth(NamedTuple):
 
 GROWTHS = {
     "batch": Growth("batch", (1, 2, 4, 8, 16), {}),
-    "prompt length": Growth("prompt", (512, 1024, 2048, 4096, 8192), {"new_tokens": 16}),
-    "new tokens": Growth("new_tokens", (128, 256, 512, 1024, 2048), {}),
-    "vocabulary": Growth("vocabulary", (16_384, 32_768, 65_536, 131_072, 262_144), {"new_tokens": 32}),
+    "prompt length": Growth("prompt", (256, 512, 1024, 2048, 4096, 8192), {"new_tokens": 16}),
+    "new tokens": Growth("new_tokens", (64, 128, 256, 512, 1024, 2048), {}),
+    "vocabulary": Growth("vocabulary", (8_192, 16_384, 32_768, 65_536, 131_072, 262_144), {}),
 }
 """By name in tables."""
 

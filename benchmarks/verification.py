@@ -43,6 +43,7 @@ BATCHES = (1, 8, 32)
 SCALE, NOISE = 4.0, 3.0
 """Standard deviations of the verifier's logits, and of the draft's errors."""
 LEAST_TURNS = 5
+QUICK_GIB = 0.03
 DECIDED_AT = ("152k", 20, 1)
 """Vocabulary, block and batch for which ours is to take at most `SHARE` of transformers' time."""
 SHARE = 0.5
@@ -225,11 +226,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--vocabularies", nargs="+", choices=list(VOCABULARIES), default=list(VOCABULARIES))
     parser.add_argument("--seconds", type=float, default=1.0, help=f"for each combination, but {LEAST_TURNS} turns")
     parser.add_argument("--gib", type=float, default=1.0, help="of scores at the most")
-    parser.add_argument("--quick", action="store_true", help="no longer than need be, up to 0.1 GiB")
+    parser.add_argument("--quick", action="store_true", help=f"no longer than need be, up to {QUICK_GIB} GiB")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     arguments = parser.parse_args(words)
     if arguments.quick:
-        arguments.seconds, arguments.gib = 0.0, min(arguments.gib, 0.1)
+        arguments.seconds, arguments.gib = 0.0, min(arguments.gib, QUICK_GIB)
     document = measure(arguments)
     print(machine_line(document["machine"]), "\n\n", tables_of(document), sep="")
     write_json(arguments.json, document)
