@@ -12,11 +12,12 @@ CPU_INDEX := $(if $(shell command -v nvidia-smi 2>/dev/null),,--extra-index-url 
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 4))')
 PYTEST  := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
-.PHONY: help demo test test-slow lint format docs clean
+.PHONY: help demo test test-slow lint format docs bench clean
 help:
 	@echo "make demo       watch a real model pair generate with Cactus"
 	@echo "make test       lint, then the tests"
 	@echo "make test-slow  the long statistical tests, the examples and the code of the documentation"
+	@echo "make bench      all benchmarks, 15 to 20 minutes on two slow cores, and docs/benchmarks.md; ARGS=--quick"
 	@echo "make docs       the documentation as a web site, in site/"
 	@echo "make lint       ruff format check, ruff check, mypy"
 	@echo "make format     let ruff format and fix the code"
@@ -55,6 +56,22 @@ $(VENV)/.docs-ready: $(READY) requirements/docs.txt
 docs: $(VENV)/.docs-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
 	@echo "site/index.html"
+
+# Sizes for two slow cores: on a faster machine, give each command more repetitions. `[!o]*` are all but ours.
+COMPARE := $(BIN)/python -m benchmarks.compare
+BATCHED := --new-tokens 16 --systems 'ours, delta 0, constant' 'ours, delta 0.75, constant' 'ours, optimal, constant'
+RESULTS := docs/benchmarks
+
+bench: $(READY)
+	$(COMPARE) --repetitions 6 --new-tokens 32 --json $(RESULTS)/compare.json $(ARGS)
+	$(COMPARE) --repetitions 4 --new-tokens 32 --temperature 1 --systems '[!o]*' 'ours*constant' \
+		--json $(RESULTS)/compare-temperature-1.json $(ARGS)
+	$(COMPARE) --repetitions 3 --batch 8 $(BATCHED) --json $(RESULTS)/compare-batch-8.json $(ARGS)
+	$(COMPARE) --repetitions 2 --batch 16 $(BATCHED) --json $(RESULTS)/compare-batch-16.json $(ARGS)
+	$(BIN)/python -m benchmarks.verification --json $(RESULTS)/verification.json $(ARGS)
+	$(BIN)/python -m benchmarks.scaling --json $(RESULTS)/scaling.json $(ARGS)
+	$(BIN)/python -m benchmarks.report --folder $(RESULTS)
+	@echo "$(RESULTS).md"
 
 clean:
 	rm -rf site $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -1,8 +1,8 @@
 """How good is a draft? Acceptance, accepted length and divergence of a model pair, for several budgets `delta`.
 
-    python benchmarks/draft_quality.py
-    python benchmarks/draft_quality.py --chats 48 --json quality.json
-    python benchmarks/draft_quality.py --verifier Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct
+    python -m benchmarks.draft_quality
+    python -m benchmarks.draft_quality --chats 48 --json quality.json
+    python -m benchmarks.draft_quality --verifier Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct
 
 The verifier first writes its own chats from a seed: a user turn (temperature 1, top-p 0.95), then the answer under the
 settings being measured. Then both models read each chat once, which gives their distributions `p` (draft) and `q`
@@ -21,13 +21,10 @@ settings being measured. Then both models read each chat once, which gives their
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
-import transformers
 import typer
-from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
 
 from transformers_cactus import Cactus
@@ -38,6 +35,8 @@ from transformers_cactus.evaluation.measures import Sums, choose_positions, meas
 from transformers_cactus.evaluation.positions import read_positions
 from transformers_cactus.evaluation.sampling import PAPER, PLAIN
 from transformers_cactus.evaluation.texts import Text, write_answers
+
+from .common import machine, machine_line, table, write_json
 
 DELTAS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 BLOCKS = (4, 8)
@@ -68,9 +67,9 @@ def main(
             for row, delta in zip(sums, DELTAS, strict=True):
                 row.append(measure(positions, Cactus(delta), BLOCKS, where))
         results[name] = show(name, sampling, sums)
-    if json_file:
-        facts = {"torch": torch.__version__, "transformers": transformers.__version__, "seed": seed, "chats": chats}
-        json_file.write_text(json.dumps({**facts, "results": results}, indent=1) + "\n")
+    facts = machine(pair.verifier.device)
+    print(machine_line(facts))
+    write_json(json_file, {"machine": facts, "seed": seed, "chats": chats, "results": results})
 
 
 def read_or_write(pair: Pair, chats: int, length: int, seed: int, cache: Path | None) -> dict[str, list[Text]]:
@@ -89,18 +88,20 @@ def read_or_write(pair: Pair, chats: int, length: int, seed: int, cache: Path | 
     return texts
 
 
-def show(name: str, sampling: Sampling, sums: Sequence[Sequence[Sums]]) -> dict:
+def show(name: str, sampling: Sampling, sums: Sequence[Sequence[Sums]]) -> dict[str, Any]:
     """Prints the table of one setting, and returns its numbers."""
     weights = resampling(len(sums[0]))
     found: list[Mapping[str, Estimate]] = [summarize(row, BLOCKS, weights) for row in sums]
     count = int(sum(text["positions"] for text in sums[0]))
     lossless = found[0]["acceptance"].value
-    title = f"{name}: lossless acceptance {lossless:.3f} over {count:,} positions"
-    table = Table("delta", "acceptance", *(f"AL, block {block}" for block in BLOCKS), "KL(h_alg || q)", title=title)
-    for delta, numbers in zip(DELTAS, found, strict=True):
-        lengths = [f"{numbers[f'accepted_length@{block}'].value:.2f}" for block in BLOCKS]
-        table.add_row(f"{delta:g}", f"{numbers['acceptance'].value:.3f}", *lengths, f"{numbers['kl'].value:.4f}")
-    Console().print(table)
+    header = ["delta", "acceptance", *(f"AL, block {block}" for block in BLOCKS), "KL(h_alg‖q)"]
+    rows = [
+        [f"{delta:g}", f"{numbers['acceptance'].value:.3f}"]
+        + [f"{numbers[f'accepted_length@{block}'].value:.2f}" for block in BLOCKS]
+        + [f"{numbers['kl'].value:.4f}"]
+        for delta, numbers in zip(DELTAS, found, strict=True)
+    ]
+    print(f"\n{name}: lossless acceptance {lossless:.3f} over {count:,} positions\n\n{table(header, rows)}")
     deltas = [
         {
             "delta": delta,
