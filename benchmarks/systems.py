@@ -34,7 +34,7 @@ RULES: dict[str, dict[str, Any]] = {
 }
 """Our acceptance rules, as options of a call."""
 
-SCHEDULES = ("constant", "heuristic")
+SCHEDULES = ("constant", "heuristic", "adaptive")
 """What `num_assistant_tokens_schedule` takes."""
 
 Inputs = dict[str, torch.Tensor]
@@ -108,7 +108,10 @@ def ours(pair: Pair, sampling: Sampling, name: str, block: int, **options: Any) 
     """The fast engine."""
 
     def call(inputs: Inputs, new_tokens: int, **more: Any) -> Any:
-        options_of_all = {"num_assistant_tokens": block, "cactus_engine": "fast", "max_new_tokens": new_tokens}
+        options_of_all = {"cactus_engine": "fast", "max_new_tokens": new_tokens}
+        # The adaptive schedule finds the length by itself.
+        if options.get("num_assistant_tokens_schedule") != "adaptive":
+            options_of_all["num_assistant_tokens"] = block
         return transformers_cactus.generate(
             pair.verifier,
             **inputs,

@@ -5,12 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from transformers_cactus import Cactus, CactusExact, Lenience, Speculative, verify
-from transformers_cactus.verification import sample
+from transformers_cactus import Cactus, CactusExact, Lenience, Speculative, verification, verify
+from transformers_cactus.verification import LARGE_ROW, sample
 
 RULES = [Speculative(), Cactus(0.3), CactusExact(0.3), Lenience(2.0)]
 every_rule = pytest.mark.parametrize("rule", RULES, ids=repr)
@@ -293,14 +295,56 @@ def test_the_vocabulary_is_touched_at_one_position_per_sequence(rule):
         assert recorded.sizes
         return [size for size, _ in recorded.sizes if size >= batch * vocab]
 
-    # logsumexp shifts and exponentiates the block inside its kernel or not, as torch likes: nothing else may.
+    # Log-probabilities of the whole block, of which one per position is read: nothing else.
     with OutputSizes() as allowed:
-        verifier[:, :-1].logsumexp(-1)
+        verifier[:, :-1].log_softmax(-1)
     whole = sum(size > batch * vocab for size, _ in allowed.sizes)
     assert sum(size > batch * vocab for size in large(draft)) <= 2 * whole
     assert sum(size > batch * vocab for size in large(None)) <= whole
     # Without a draft distribution there is no row of the draft, hence fewer rows in all.
     assert len(large(None)) < len(large(draft))
+
+
+@every_rule
+def test_of_a_large_vocabulary_one_position_at_a_time(rule):
+    batch, length, vocab = 2, 7, LARGE_ROW
+    tokens, verifier, draft = block(batch, length, vocab)
+    verifier[:, 3].scatter_(-1, tokens[:, 3:4], -torch.inf)
+    with OutputSizes() as recorded:
+        outcome = verify(tokens, verifier, draft, rule, generator=seeded())
+    assert max(size for size, _ in recorded.sizes) == batch * vocab
+    # No position is read behind the last sequence's rejected token.
+    judged = int(outcome.accepted.max()) + 1
+    assert judged <= 4
+    assert sum("_log_softmax" in name for _, name in recorded.sizes) == 2 * judged
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    rule=st.sampled_from([*RULES, Cactus(torch.tensor([0.0, 0.1, 1.0]))]),
+    length=st.integers(2, 6),
+    positions=st.booleans(),
+    drafted=st.booleans(),
+)
+@settings(max_examples=80, deadline=None)
+def test_one_position_at_a_time_decides_as_all_at_once(seed, rule, length, positions, drafted):
+    tokens, verifier, draft = block(3, length, 5, seed)
+    # Close enough for blocks to be accepted in part and whole.
+    draft = verifier[:, :-1] + 0.3 * draft if drafted else None
+    lengths = torch.randint(length + 1, (3,), generator=seeded(seed))
+    if positions and isinstance(rule, Cactus):
+        rule = rule.with_deltas(torch.rand(3, length, generator=seeded(seed)))
+    outcomes = []
+    for large in (1, 2**40):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(verification, "LARGE_ROW", large)
+            outcomes.append(verify(tokens, verifier, draft, rule, block_lengths=lengths, generator=seeded(seed)))
+    places = torch.arange(length)
+    judged = (places <= outcomes[0].accepted[:, None]) & (places < lengths[:, None])
+    for name, one, other in zip(outcomes[0]._fields, *outcomes, strict=True):
+        if one is not None and one.ndim == 2:
+            one, other = one[judged], other[judged]
+        assert one is other or torch.allclose(one.double(), other.double(), atol=1e-6), name
 
 
 def expected_counts(p, q, gamma, many):

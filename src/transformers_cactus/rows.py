@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
@@ -37,8 +35,7 @@ class Rows:
     """One distribution per position, given by scores that are log-probabilities up to a constant per row.
 
     A model's processed logits are such scores, and so are exact log-probabilities. Nothing of the size of `scores` is
-    computed unless it is asked for, or kept: most rules ask for the probability of one token per position,
-    and for one whole row per sequence.
+    kept: most rules ask for the probability of one token per position, and for one whole row per sequence.
 
     Args:
         scores (`torch.Tensor` of shape `[batch, block, vocab]`):
@@ -56,13 +53,6 @@ class Rows:
         """Rows given as probabilities, `[batch, block, vocab]`."""
         return cls(probs.log())
 
-    @cached_property
-    def log_normalizer(self) -> Tensor:
-        """Log-sum-exp of every row, `[batch, block]`; NaN where a row is no distribution."""
-        normalizer = self.scores.to(self.dtype).logsumexp(dim=-1)
-        # A row with +inf would give its finite scores the log-probability -inf, as if they were only excluded.
-        return normalizer.nan_to_num_(torch.nan, posinf=torch.nan, neginf=torch.nan)
-
     def log_prob(self, tokens: Tensor) -> Tensor:
         """Log-probability of one token per position.
 
@@ -74,8 +64,8 @@ class Rows:
         """
         # Asked several times in a round for the same tokens.
         if self._asked is None or self._asked[0] is not tokens:
-            scores = self.scores.gather(-1, tokens[..., None])[..., 0].to(self.dtype)
-            self._asked = tokens, scores - self.log_normalizer
+            log_probs = self.scores.log_softmax(-1, dtype=self.dtype)
+            self._asked = tokens, log_probs.gather(-1, tokens[..., None])[..., 0]
         return self._asked[1]
 
     def probs_at(self, positions: Tensor, vocab: int | None = None) -> Tensor:

@@ -17,6 +17,9 @@ from .rows import Rows, widest_float
 FEW = 512
 """Numbers that take less time in Python than the dozen operations of PyTorch that they would need."""
 
+LARGE_ROW = 2**14
+"""Scores of one position, of all sequences, that take longer than the operations around them."""
+
 
 class Verification(NamedTuple):
     """What the verification of a block decided. All tensors stay on the device of the scores."""
@@ -27,9 +30,10 @@ class Verification(NamedTuple):
     """The token after them, `[batch]`: a recovery token, or a bonus token where the whole block was accepted."""
     accepted_losslessly: Tensor | None
     """Whether lossless speculative sampling would have accepted the token as well, given the same random number,
-    `[batch, block]`; `None` where it was not asked for."""
+    `[batch, block]`; means nothing behind a rejected token. `None` where it was not asked for."""
     divergence: Tensor | None
-    """`KL(h || q)` in nats at every drafted position, `[batch, block]`; `None` where it was not asked for."""
+    """`KL(h || q)` in nats at every drafted position, `[batch, block]`; means nothing behind a rejected token. `None`
+    where it was not asked for."""
     certificate: Tensor | None
     """`KL(h_alg || q)` in nats of what every drafted position really emits, `[batch, block]`; `None` where it was not
     asked for."""
@@ -125,14 +129,12 @@ def verify(
             # Whatever pads shorter blocks, a negative id for one, must not reach an index.
             draft_tokens = draft_tokens.masked_fill(beyond, 0)
         verifier, draft = Rows(verifier_scores[:, :block]), None if draft_scores is None else Rows(draft_scores)
-        accept = accept_tokens(draft_tokens, verifier, draft, rule, uniforms[:, :block])
         certificate = divergences.certificate(draft_tokens, verifier, draft, rule) if certify else None
+        judge = _judge_in_order if _stops_early(verifier_scores) else _judge
+        accept, accepted_losslessly, divergence = judge(
+            draft_tokens, verifier, draft, rule, uniforms[:, :block], measure
+        )
         accepted = (accept if beyond is None else accept & ~beyond).long().cumprod(-1).sum(-1)
-        if measure and rule.is_lossless:
-            accepted_losslessly, divergence = accept, torch.zeros(batch, block, device=device)
-        elif measure:
-            accepted_losslessly = accept_tokens(draft_tokens, verifier, draft, Speculative(), uniforms[:, :block])
-            divergence = rule.divergence(draft_tokens, verifier, draft)
     else:
         certificate = torch.zeros(batch, 0, device=device) if certify else None
         accepted = torch.zeros(batch, dtype=torch.long, device=device)
@@ -177,6 +179,57 @@ def verify_greedy(
     highest = verifier_scores.gather(1, at[..., None].expand(-1, -1, verifier_scores.shape[-1])).amax(-1)
     spent = torch.zeros_like(accept, dtype=torch.float32)
     return Verification(accepted, next_token[:, 0], accept, spent, None, (~highest[:, 0].isfinite()).long())
+
+
+Judgement = tuple[Tensor, Tensor | None, Tensor | None]
+"""Whether each drafted token is accepted, and, where asked for, whether it were losslessly, and `KL(h || q)`; all
+`[batch, block]`."""
+
+
+def _judge(
+    tokens: Tensor, verifier: Rows, draft: Rows | None, rule: AcceptanceRule, uniforms: Tensor, measure: bool
+) -> Judgement:
+    accept = accept_tokens(tokens, verifier, draft, rule, uniforms)
+    if not measure:
+        return accept, None, None
+    if rule.is_lossless:
+        return accept, accept, torch.zeros_like(uniforms)
+    lossless = accept_tokens(tokens, verifier, draft, Speculative(), uniforms)
+    return accept, lossless, rule.divergence(tokens, verifier, draft)
+
+
+def _stops_early(scores: Tensor) -> bool:
+    """Whether to look at one position after another, and at none behind the last sequence's rejected token.
+
+    Only where the host may ask at no cost, and where a position costs more than a dozen small operations do.
+    """
+    return scores.device.type == "cpu" and scores.shape[1] > 2 and scores[:, 0].numel() >= LARGE_ROW
+
+
+def _judge_in_order(
+    tokens: Tensor, verifier: Rows, draft: Rows | None, rule: AcceptanceRule, uniforms: Tensor, measure: bool
+) -> Judgement:
+    """The same, up to the last position that matters; `False` and 0 behind it. Needs memory for one position only."""
+    accept, lossless = torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens, dtype=torch.bool)
+    divergence = torch.zeros_like(uniforms)
+    undecided = torch.ones_like(accept[:, 0])
+    for position in range(tokens.shape[1]):
+        here = slice(position, position + 1)
+        found = _judge(
+            tokens[:, here],
+            Rows(verifier.scores[:, here]),
+            None if draft is None else Rows(draft.scores[:, here]),
+            rule.at(torch.full_like(tokens[:, 0], position)),
+            uniforms[:, here],
+            measure,
+        )
+        for whole, part in zip((accept, lossless, divergence), found, strict=True):
+            if part is not None:
+                whole[:, here] = part
+        undecided &= accept[:, position]
+        if not undecided.any():
+            break
+    return accept, lossless if measure else None, divergence if measure else None
 
 
 def accept_tokens(
