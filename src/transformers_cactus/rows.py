@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
@@ -44,23 +42,32 @@ class Rows:
         scores (`torch.Tensor` of shape `[batch, block, vocab]`):
             Logits or log-probabilities, `-inf` for probability 0. Half-precision scores are read in float32, float64
             scores stay float64.
+        log_normalizer (`torch.Tensor` of shape `[batch, block]`, *optional*): `log_normalizer`, where it is known.
     """
 
-    def __init__(self, scores: Tensor):
+    def __init__(self, scores: Tensor, log_normalizer: Tensor | None = None):
         self.scores = scores
         self.dtype = torch.promote_types(scores.dtype, torch.float32)
+        self._log_normalizer = log_normalizer
 
     @classmethod
     def from_probs(cls, probs: Tensor) -> Rows:
         """Rows given as probabilities, `[batch, block, vocab]`."""
         return cls(probs.log())
 
-    @cached_property
+    def first(self, count: int) -> Rows:
+        """The rows of the first `count` positions."""
+        known = self._log_normalizer
+        return Rows(self.scores[:, :count], None if known is None else known[:, :count])
+
+    @property
     def log_normalizer(self) -> Tensor:
         """Log-sum-exp of every row, `[batch, block]`; NaN where a row is no distribution."""
-        normalizer = self.scores.to(self.dtype).logsumexp(dim=-1)
-        # A row with +inf would give its finite scores the log-probability -inf, as if they were only excluded.
-        return torch.where(normalizer.isfinite(), normalizer, torch.nan)
+        if self._log_normalizer is None:
+            normalizer = self.scores.to(self.dtype).logsumexp(dim=-1)
+            # A row with +inf would give its finite scores the log-probability -inf, as if they were only excluded.
+            self._log_normalizer = torch.where(normalizer.isfinite(), normalizer, torch.nan)
+        return self._log_normalizer
 
     def log_prob(self, tokens: Tensor) -> Tensor:
         """Log-probability of one token per position.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import divergences
+from . import divergences, fused_verification
 from .acceptance import AcceptanceRule, Speculative
 from .rows import Rows, widest_float
 
@@ -76,7 +76,7 @@ def verify(
 
     Scores are processed logits or log-probabilities: any constant per row cancels. The acceptance step reads two
     scores and a log-sum-exp per position for rules that raise one token, and whole rows for others; one whole row per
-    sequence is read for the next token. Nothing waits for the device.
+    sequence is read for the next token. Nothing waits for the device. On GPUs, [`GammaRule`]s run in two kernels.
 
     Args:
         draft_tokens (`torch.LongTensor` of shape `[batch, block]`): The drafted tokens.
@@ -112,25 +112,27 @@ def verify(
     check_shapes(draft_tokens, verifier_scores, draft_scores, block_lengths)
     batch, block = draft_tokens.shape
     device = verifier_scores.device
-    vocab = verifier_scores.shape[-1]
     # One column for each acceptance decision and a last one for the next token: separate random numbers.
     uniforms = torch.rand(batch, block + 1, generator=generator, device=device, dtype=torch.float32)
     if block_lengths is None:
         block_lengths = torch.full((batch,), block, device=device)
     accepted_losslessly: Tensor | None = None
     divergence: Tensor | None = None
+    fused = fused_verification.fusable(rule, verifier_scores, draft_scores)
+    rows = _rows if fused is None else fused_verification.rows
+    verifier, draft = rows(verifier_scores, draft_scores)
 
     if block:
         drafted = torch.arange(block, device=device) < block_lengths[:, None]
         # Whatever pads shorter blocks, a negative id for one, must not reach an index.
         draft_tokens = torch.where(drafted, draft_tokens, 0)
-        verifier, draft = Rows(verifier_scores[:, :block]), None if draft_scores is None else Rows(draft_scores)
-        accept = accept_tokens(draft_tokens, verifier, draft, rule, uniforms[:, :block])
-        certificate = divergences.certificate(draft_tokens, verifier, draft, rule) if certify else None
+        candidates = (draft_tokens, verifier.first(block), draft)
+        accept = accept_tokens(*candidates, rule, uniforms[:, :block])
+        certificate = divergences.certificate(*candidates, rule) if certify else None
         accepted = (accept & drafted).long().cumprod(-1).sum(-1)
         if measure:
-            accepted_losslessly = accept_tokens(draft_tokens, verifier, draft, Speculative(), uniforms[:, :block])
-            divergence = rule.divergence(draft_tokens, verifier, draft)
+            accepted_losslessly = accept_tokens(*candidates, Speculative(), uniforms[:, :block])
+            divergence = rule.divergence(*candidates)
     else:
         certificate = torch.zeros(batch, 0, device=device) if certify else None
         accepted = torch.zeros(batch, dtype=torch.long, device=device)
@@ -138,7 +140,30 @@ def verify(
             accepted_losslessly = torch.zeros(batch, 0, dtype=torch.bool, device=device)
             divergence = torch.zeros(batch, 0, device=device)
 
-    verifier_probs = Rows(verifier_scores).probs_at(accepted)
+    outcome = (draft_tokens, accepted, block_lengths, verifier, draft)
+    if fused is None:
+        next_token, invalid = _next_token(*outcome, rule, uniforms[:, block])
+    else:
+        next_token, invalid = fused_verification.next_token(*outcome, fused, generator)
+    return Verification(accepted, next_token, accepted_losslessly, divergence, certificate, invalid)
+
+
+def _rows(verifier_scores: Tensor, draft_scores: Tensor | None) -> tuple[Rows, Rows | None]:
+    return Rows(verifier_scores), None if draft_scores is None else Rows(draft_scores)
+
+
+def _next_token(
+    draft_tokens: Tensor,
+    accepted: Tensor,
+    block_lengths: Tensor,
+    verifier: Rows,
+    draft: Rows | None,
+    rule: AcceptanceRule,
+    uniforms: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Samples each sequence's recovery or bonus token, and says which rows are no distribution, both `[batch]`."""
+    block, vocab = draft_tokens.shape[1], verifier.scores.shape[-1]
+    verifier_probs = verifier.probs_at(accepted)
     invalid = verifier_probs[:, 0].isnan().long()
     weights = verifier_probs
     if block:
@@ -151,8 +176,7 @@ def verify(
         weights = torch.where(rejected[:, None], recovery, verifier_probs)
         if draft_probs is not None:
             invalid = torch.where(rejected & draft_probs[:, 0].isnan() & (invalid == 0), 2, invalid)
-    next_token = sample(weights, uniforms[:, block])
-    return Verification(accepted, next_token, accepted_losslessly, divergence, certificate, invalid)
+    return sample(weights, uniforms), invalid
 
 
 def verify_greedy(
