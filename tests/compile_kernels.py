@@ -4,7 +4,6 @@ The interpreter runs things that the compiler refuses, and says nothing about ho
 """
 
 import json
-import sys
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -27,8 +26,8 @@ ONE = {"verifier_token_stride": 1, "draft_token_stride": 1}
 """Triton compiles a kernel anew for an argument that is 1, as the strides of contiguous rows are."""
 
 
-def compiled(kernel, scores: str, capability: int, warps: int, constants: dict) -> str:
-    """The PTX code of a kernel, for pointers and sizes that are multiples of 16."""
+def wide_reads(kernel, constants: dict, warps: int = 4, capability: int = 90, scores: str = "fp32") -> int:
+    """Compiles a kernel for pointers and sizes that are multiples of 16, and counts its reads of 16 bytes."""
     pointers = {**POINTERS, "verifier": f"*{scores}", "draft": f"*{scores}"}
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
@@ -37,26 +36,23 @@ def compiled(kernel, scores: str, capability: int, warps: int, constants: dict) 
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
     assert result.asm["cubin"]
-    return result.asm["ptx"]
+    return result.asm["ptx"].count("ld.global.v4")
 
 
-def main(scores: str, capability: int) -> None:
-    normalized = {"CHUNK": fused_verification.NORMALIZED_CHUNK}
-    raced = {"CHUNK": fused_verification.RACED_CHUNK, "HAS_DRAFT": True}
-    codes = {
-        "normalize_chunks": compiled(kernels.normalize_chunks, scores, capability, 8, normalized | ONE),
-        "race_chunks": compiled(kernels.race_chunks, scores, capability, 4, raced | ONE),
-        "race_chunks without a draft": compiled(
-            kernels.race_chunks, scores, capability, 4, raced | {"HAS_DRAFT": False} | ONE
-        ),
-        "race_chunks of one token": compiled(kernels.race_chunks, scores, capability, 4, raced | {"vocab": 1} | ONE),
-        "normalize_chunks of one token": compiled(
-            kernels.normalize_chunks, scores, capability, 8, normalized | {"verifier_vocab": 1, "draft_vocab": 1} | ONE
-        ),
-        "race_chunks with any strides": compiled(kernels.race_chunks, scores, capability, 4, raced),
+def main() -> None:
+    normalize, normalized = kernels.normalize_chunks, {"CHUNK": fused_verification.NORMALIZED_CHUNK}
+    race, raced = kernels.race_chunks, {"CHUNK": fused_verification.RACED_CHUNK, "HAS_DRAFT": True}
+    counts = {
+        "normalize": wide_reads(normalize, normalized | ONE, warps=8),
+        "normalize, one token": wide_reads(normalize, normalized | ONE | {"verifier_vocab": 1, "draft_vocab": 1}),
+        "normalize, older GPU": wide_reads(normalize, normalized | ONE, capability=75, scores="bf16"),
+        "race": wide_reads(race, raced | ONE),
+        "race, no draft": wide_reads(race, raced | ONE | {"HAS_DRAFT": False}),
+        "race, one token": wide_reads(race, raced | ONE | {"vocab": 1}),
+        "race, any strides": wide_reads(race, raced, scores="fp16"),
     }
-    print(json.dumps({name: code.count("ld.global.v4") for name, code in codes.items()}))
+    print(json.dumps(counts))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main()

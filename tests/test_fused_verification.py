@@ -24,6 +24,10 @@ from test_verification import BAD_ROWS, OutputSizes
 from transformers_cactus import Cactus, CactusExact, GammaRule, Lenience, Speculative, TopK, fused_verification, verify
 from transformers_cactus.kernels import gumbel_noise
 from transformers_cactus.rules.f_divergences import TotalVariation
+from transformers_cactus.verification import accept_tokens
+
+# The interpreter's NumPy warns of -inf - (-inf) and log(0), which the kernels meet and mean.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CHUNK = fused_verification.RACED_CHUNK
@@ -116,23 +120,18 @@ def test_decides_and_samples_as_in_float64(rule, vocab):
 
 
 def test_decisions_of_many_blocks():
-    """Decisions only, hence in one launch of many programs of the first kernel."""
+    """One launch of the first kernel, and many random numbers."""
     verifier, draft = scores(12, 4, 50), scores(12, 3, 50, seed=1)
     tokens = drafted_from(draft)
-    accepted = set()
-    for seed in range(20):
-        found = fused_decisions(tokens, verifier, draft, CactusExact(0.2), seed)
-        wide = verify(tokens, verifier.double(), draft.double(), CactusExact(0.2), generator=seeded(seed))
-        assert torch.equal(found, wide.accepted)
-        accepted |= set(found.tolist())
-    assert accepted == {0, 1, 2, 3}
-
-
-def fused_decisions(tokens, verifier, draft, rule, seed):
+    rule, seen = CactusExact(0.2), set()
     rows, draft_rows = fused_verification.rows(verifier, draft)
-    uniforms = torch.rand(len(tokens), tokens.shape[1] + 1, generator=seeded(seed), device=DEVICE)[:, :-1]
-    phi = rule.acceptance_probability(tokens, rows.first(tokens.shape[1]), draft_rows)
-    return (uniforms < phi).long().cumprod(-1).sum(-1)
+    for seed in range(50):
+        uniforms = torch.rand(12, 4, generator=seeded(seed), device=DEVICE)[:, :3]
+        accepted = accept_tokens(tokens, rows.first(3), draft_rows, rule, uniforms).long().cumprod(-1).sum(-1)
+        wide = verify(tokens, verifier.double(), draft.double(), rule, generator=seeded(seed))
+        assert torch.equal(accepted, wide.accepted)
+        seen |= set(accepted.tolist())
+    assert seen == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -205,16 +204,19 @@ def test_an_empty_block_samples_the_verifier(draft_scores):
     assert outcome.accepted_losslessly.shape == (2, 0) and outcome.invalid.tolist() == [0, 0]
 
 
-def test_the_largest_vocabulary():
+def test_the_largest_vocabulary(monkeypatch):
+    # Few programs: each takes the interpreter as long as any.
+    monkeypatch.setattr(fused_verification, "NORMALIZED_CHUNK", 2**15)
+    monkeypatch.setattr(fused_verification, "RACED_CHUNK", 2**14)
     vocab = 256_000
     verifier, draft = torch.full((1, 2, vocab), -torch.inf, device=DEVICE), scores(1, 1, vocab)
-    verifier[0, :, [0, 4095, vocab - 1]] = torch.tensor([1.0, 2.0, 3.0], device=DEVICE)
-    draft[0, 0, 5] = 20.0
-    found = verify(torch.tensor([[5]], device=DEVICE), verifier, draft, Cactus(0.3), generator=seeded(1))
-    assert found.accepted.tolist() == [0] and found.next_token.tolist() == [vocab - 1]
-    rows, draft_rows = fused_verification.rows(verifier[:, :1], draft)
-    torch.testing.assert_close(rows.log_normalizer.double(), verifier[:, :1].double().logsumexp(-1))
+    verifier[0, :, [0, 4095, vocab - 1]] = torch.tensor([1.0, 2.0, 9.0], device=DEVICE)
+    token, none = torch.tensor([[5]], device=DEVICE), torch.zeros(1, dtype=torch.long, device=DEVICE)
+    rows, draft_rows = fused_verification.rows(verifier, draft)
+    torch.testing.assert_close(rows.log_normalizer.double(), verifier.double().logsumexp(-1))
     torch.testing.assert_close(draft_rows.log_normalizer.double(), draft.double().logsumexp(-1))
+    found, _ = fused_verification.next_token(token, none, none + 1, rows, draft_rows, Cactus(0.3), seeded())
+    assert found.tolist() == [vocab - 1]
 
 
 def test_truncated_rows_never_give_an_excluded_token():
@@ -243,9 +245,8 @@ def test_numerically_empty_residuals_fall_back(verifier, draft, token, possible)
     drafts = torch.tensor([[draft]], device=DEVICE).expand(2, -1, -1)
     tokens, none = torch.tensor([[token]] * 2, device=DEVICE), torch.zeros(2, dtype=torch.long, device=DEVICE)
     verifier_rows, draft_rows = fused_verification.rows(rows, drafts)
-    if "rounding" in str(possible) or possible == {1, 2}:
-        # Of alike rows the same numbers are subtracted.
-        assert torch.equal(verifier_rows.log_normalizer[:, :1], draft_rows.log_normalizer)
+    # Of rows that are alike the same numbers are subtracted, whatever the rounding.
+    assert (verifier != draft) or torch.equal(verifier_rows.log_normalizer[:, :1], draft_rows.log_normalizer)
     seen = set()
     for seed in range(6):
         found, invalid = fused_verification.next_token(
@@ -273,7 +274,6 @@ def test_the_noise_is_gumbel_noise_down_to_its_tail():
     """False alarms: 10^-6 for each of the comparisons."""
     noise = noise_of(torch.tensor([2**62 + 12345], device=DEVICE), 2**18).double().cpu()
     exponential = (-noise).exp()
-    assert exponential.unique().numel() > 0.999 * exponential.numel()  # of 2^20 words of 32 bits, 128 pairs are equal
     assert stats.kstest(exponential.flatten().numpy(), "expon").pvalue > 1e-6
     # The winners of a race over a large vocabulary come from here, where 1 - u would be known to 6 %.
     smallest = exponential[exponential < 1e-3].numpy()
@@ -291,7 +291,7 @@ def law_of(weights):
 
 def test_recovery_and_bonus_follow_their_laws():
     """False alarms: `chi_square.ALPHA` for each of two comparisons; a fixed seed."""
-    many = 600 if DEVICE.type == "cpu" else 100_000
+    many = 300 if DEVICE.type == "cpu" else 100_000
     q = torch.tensor([0.1, 0.3, 0.2, 0.25, 0.1, 0.05, 0.0], dtype=torch.float64)
     p = torch.tensor([0.6, 0.1, 0.05, 0.2, 0.04, 0.005, 0.005], dtype=torch.float64)
     rule, token = Cactus(0.02), 0
@@ -316,7 +316,7 @@ def test_recovery_and_bonus_follow_their_laws():
     fits = {name: chi_square.p_value(recovered, law) > chi_square.ALPHA for name, law in laws.items()}
     assert fits.pop("residual")
     assert not fits.pop("nothing covered") and not fits.pop("verifier")
-    # Subtle in 300 samples, plain in 50,000.
+    # Subtle in 150 samples, plain in 50,000.
     assert not fits.pop("unscaled") or DEVICE.type == "cpu"
     fits = {name: chi_square.p_value(bonus, law) > chi_square.ALPHA for name, law in laws.items()}
     assert fits.pop("verifier") and not any(fits.values())
@@ -344,12 +344,16 @@ def test_nothing_of_the_size_of_a_row_is_written():
     vocab = 5000
     verifier, draft = scores(1, 3, vocab), scores(1, 2, vocab, seed=1)
     tokens = drafted_from(draft)
-    with OutputSizes() as recorded:
-        verify(tokens, verifier, draft, CactusExact(0.2))
-    assert recorded.sizes and max(size for size, _ in recorded.sizes) < 50
-    with OutputSizes() as recorded:
-        verify(tokens, verifier.double(), draft.double(), CactusExact(0.2))
-    assert max(size for size, _ in recorded.sizes) >= vocab
+
+    def largest(*scores):
+        with OutputSizes() as recorded:
+            verify(tokens, *scores, CactusExact(0.2))
+        # The interpreter copies the arguments of a launch, with these.
+        copied = {"aten.set_.source_Storage_storage_offset", "aten.set_.source_Storage", "aten.copy_.default"}
+        return max(size for size, name in recorded.sizes if name not in copied)
+
+    assert largest(verifier, draft) < 50
+    assert largest(verifier.double(), draft.double()) >= vocab
 
 
 @dataclass(frozen=True)
@@ -362,7 +366,8 @@ class OwnRecovery(Speculative):
 
 def test_what_the_kernels_do_not_know_runs_in_pytorch(monkeypatch):
     verifier, draft = scores(2, 3, 8), scores(2, 2, 8)
-    assert fused_verification.fusable(Cactus(0.2), verifier, draft) == Cactus(0.2)
+    rule = Cactus(0.2)
+    assert fused_verification.fusable(rule, verifier, draft) is rule
     assert fused_verification.fusable(TotalVariation(0.2), verifier, None) is not None
     assert fused_verification.fusable(OwnRecovery(), verifier, draft) is None
     assert fused_verification.fusable(TopK(2), verifier, draft) is None
@@ -382,7 +387,10 @@ def test_without_triton(monkeypatch):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert fused_verification.fusable(Speculative(), scores(2, 3, 8), None) is None
-            assert verify(torch.zeros(2, 2, dtype=torch.long, device=DEVICE), scores(2, 3, 8)).invalid.tolist() == [0, 0]
+            assert verify(torch.zeros(2, 2, dtype=torch.long, device=DEVICE), scores(2, 3, 8)).invalid.tolist() == [
+                0,
+                0,
+            ]
     finally:
         fused_verification._usable.cache_clear()
 
@@ -406,11 +414,9 @@ def test_where_the_kernels_do_not_run_there_is_a_warning_and_pytorch(tmp_path):
     assert finished.stderr.count("UserWarning: The verification runs in PyTorch alone") == 1
 
 
-@pytest.mark.parametrize(("dtype", "capability"), [("fp32", 80), ("bf16", 90)])
-def test_the_kernels_compile_for_gpus_and_read_16_bytes_at_a_time(dtype, capability, tmp_path):
-    script = Path(__file__).parent / "compile_kernels.py"
-    finished = outside_the_interpreter(tmp_path, script, dtype, str(capability))
+def test_the_kernels_compile_for_gpus_and_read_16_bytes_at_a_time(tmp_path):
+    finished = outside_the_interpreter(tmp_path, Path(__file__).parent / "compile_kernels.py")
     assert finished.returncode == 0, finished.stderr
     wide = json.loads(finished.stdout)
-    assert wide["normalize_chunks"] and wide["race_chunks"] == 2 * wide["race_chunks without a draft"] > 0
-    assert not wide["race_chunks with any strides"]
+    assert wide["normalize"] and wide["race"] == 2 * wide["race, no draft"] > 0
+    assert not wide["race, any strides"]

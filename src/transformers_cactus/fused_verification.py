@@ -137,7 +137,11 @@ def next_token(
     scores, block = verifier.scores, draft_tokens.shape[1]
     normalizers = verifier.log_normalizer.gather(1, accepted[:, None])[:, 0]
     invalid = normalizers.isnan().long()
-    rejected_tokens, scales, draft_normalizers = torch.full_like(accepted, -1), torch.ones_like(normalizers), normalizers
+    rejected_tokens, scales, draft_normalizers = (
+        torch.full_like(accepted, -1),
+        torch.ones_like(normalizers),
+        normalizers,
+    )
     if block:
         rejected = accepted < block_lengths
         # A sequence whose whole block was accepted has no rejected token: `where` drops what any index gives there.
