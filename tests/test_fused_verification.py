@@ -124,7 +124,7 @@ def test_decisions_of_many_blocks():
     verifier, draft = scores(12, 4, 50), scores(12, 3, 50, seed=1)
     tokens = drafted_from(draft)
     rule, seen = CactusExact(0.2), set()
-    rows, draft_rows = fused_verification.rows(verifier, draft)
+    rows, draft_rows = fused_verification.fused_rows(verifier, draft)
     for seed in range(50):
         uniforms = torch.rand(12, 4, generator=seeded(seed), device=DEVICE)[:, :3]
         accepted = accept_tokens(tokens, rows.first(3), draft_rows, rule, uniforms).long().cumprod(-1).sum(-1)
@@ -227,10 +227,10 @@ def test_the_largest_vocabulary(monkeypatch):
     verifier, draft = torch.full((1, 2, vocab), -torch.inf, device=DEVICE), scores(1, 1, vocab)
     verifier[0, :, [0, 4095, vocab - 1]] = torch.tensor([1.0, 2.0, 9.0], device=DEVICE)
     token, none = torch.tensor([[5]], device=DEVICE), torch.zeros(1, dtype=torch.long, device=DEVICE)
-    rows, draft_rows = fused_verification.rows(verifier, draft)
+    rows, draft_rows = fused_verification.fused_rows(verifier, draft)
     torch.testing.assert_close(rows.log_normalizer.double(), verifier.double().logsumexp(-1))
     torch.testing.assert_close(draft_rows.log_normalizer.double(), draft.double().logsumexp(-1))
-    found, _ = fused_verification.next_token(token, none, none + 1, rows, draft_rows, Cactus(0.3), seeded())
+    found, _ = fused_verification.fused_next_token(token, none, none + 1, rows, draft_rows, Cactus(0.3), seeded())
     assert found.tolist() == [vocab - 1]
 
 
@@ -259,12 +259,12 @@ def test_numerically_empty_residuals_fall_back(verifier, draft, token, possible)
     rows = torch.tensor([[verifier, verifier]], device=DEVICE).expand(2, -1, -1)
     drafts = torch.tensor([[draft]], device=DEVICE).expand(2, -1, -1)
     tokens, none = torch.tensor([[token]] * 2, device=DEVICE), torch.zeros(2, dtype=torch.long, device=DEVICE)
-    verifier_rows, draft_rows = fused_verification.rows(rows, drafts)
+    verifier_rows, draft_rows = fused_verification.fused_rows(rows, drafts)
     # Of rows that are alike the same numbers are subtracted, whatever the rounding.
     assert (verifier != draft) or torch.equal(verifier_rows.log_normalizer[:, :1], draft_rows.log_normalizer)
     seen = set()
     for seed in range(6):
-        found, invalid = fused_verification.next_token(
+        found, invalid = fused_verification.fused_next_token(
             tokens, none, none + 1, verifier_rows, draft_rows, Speculative(), seeded(seed)
         )
         assert invalid.tolist() == [0, 0]
@@ -316,13 +316,13 @@ def test_recovery_and_bonus_follow_their_laws():
     others = q * (1 - raised) / 0.9
     others[token] = 0
     half = torch.arange(many, device=DEVICE) % 2
-    rows, draft_rows = fused_verification.rows(*(x.log().float().to(DEVICE).view(1, 1, -1) for x in (q, p)))
+    rows, draft_rows = fused_verification.fused_rows(*(x.log().float().to(DEVICE).view(1, 1, -1) for x in (q, p)))
     # One row for all of them, and the sequences of odd number end behind an empty block.
     verifier = type(rows)(rows.scores.expand(many, 2, -1), rows.log_normalizer.expand(many, 2))
     draft = type(rows)(draft_rows.scores.expand(many, 1, -1), draft_rows.log_normalizer.expand(many, 1))
     tokens = torch.full((many, 1), token, device=DEVICE)
     nothing = torch.zeros(many, dtype=torch.long, device=DEVICE)
-    found, _ = fused_verification.next_token(tokens, nothing, 1 - half, verifier, draft, rule, seeded(11))
+    found, _ = fused_verification.fused_next_token(tokens, nothing, 1 - half, verifier, draft, rule, seeded(11))
     recovered, bonus = found[half == 0].tolist(), found[half == 1].tolist()
     laws = {
         "residual": law_of((others - p).clamp(min=0)),

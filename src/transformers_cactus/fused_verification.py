@@ -3,9 +3,10 @@
 What PyTorch needs for it, a dozen passes over rows and copies of them, is two kernels here, and nothing of the size of
 a row is written:
 
-1. `rows` reduces every row of both models to its log-sum-exp. With it, acceptance is arithmetic on one number per
-   drafted token, which the rule itself does as everywhere else: a rule needs no kernel of its own.
-2. `next_token` reads one more row of each model per sequence, forms the residual as it goes, and samples from it.
+1. `fused_rows` reduces every row of both models to its log-sum-exp. With it, acceptance is arithmetic on one number
+   per drafted token, which the rule itself does as everywhere else: a rule needs no kernel of its own.
+2. `fused_next_token` reads one row of each model again for every sequence, forms the residual as it goes, and samples
+   from it.
 
 Random numbers are counter-based (Philox): the key is drawn from PyTorch's generator, on the device, and the counter is
 the sequence and the token. So the same generator state gives the same tokens, and nothing waits for the device.
@@ -67,7 +68,7 @@ def _usable(device: torch.device) -> bool:
     return True
 
 
-def rows(verifier_scores: Tensor, draft_scores: Tensor | None) -> tuple[Rows, Rows | None]:
+def fused_rows(verifier_scores: Tensor, draft_scores: Tensor | None) -> tuple[Rows, Rows | None]:
     """Both models' rows, with the log-sum-exp of each computed in one launch.
 
     Args:
@@ -108,7 +109,7 @@ def _normalize(kernels: Any, verifier: Tensor, draft: Tensor | None) -> tuple[Te
     return normalizers[0], normalizers[1] if draft is not None else None
 
 
-def next_token(
+def fused_next_token(
     draft_tokens: Tensor,
     accepted: Tensor,
     block_lengths: Tensor,
@@ -123,8 +124,8 @@ def next_token(
         draft_tokens (`torch.LongTensor` of shape `[batch, block]`): The drafted tokens.
         accepted (`torch.LongTensor` of shape `[batch]`): Accepted drafted tokens of each sequence.
         block_lengths (`torch.LongTensor` of shape `[batch]`): Drafted tokens of each sequence.
-        verifier ([`Rows`] of shape `[batch, block + 1, vocab]`): `q`, from `rows`.
-        draft ([`Rows`] of shape `[batch, block, draft_vocab]` or `None`): `p`, from `rows`.
+        verifier ([`Rows`] of shape `[batch, block + 1, vocab]`): `q`, from `fused_rows`.
+        draft ([`Rows`] of shape `[batch, block, draft_vocab]` or `None`): `p`, from `fused_rows`.
         rule ([`GammaRule`]): The rule.
         generator (`torch.Generator`, *optional*): Source of the kernel's seed, on the device of the scores.
 

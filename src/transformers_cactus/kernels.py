@@ -127,7 +127,7 @@ def race_chunks(
     q = tl.exp(scores - tl.load(verifier_normalizers + sequence))
     residual = q * tl.load(scales + sequence)
     if HAS_DRAFT:
-        covered = (tokens < vocab) & (tokens < draft_vocab) & (rejected >= 0)
+        covered = (tokens < vocab) & (tokens < tl.where(rejected >= 0, draft_vocab, 0))
         row = draft + sequence.to(tl.int64) * draft_sequence_stride + position * draft_position_stride
         scores = tl.load(row + offsets * draft_token_stride, mask=covered, other=float("-inf")).to(tl.float32)
         residual -= tl.where(covered, tl.exp(scores - tl.load(draft_normalizers + sequence)), 0.0)

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import divergences, fused_verification
+from . import divergences
 from .acceptance import AcceptanceRule, Speculative
+from .fused_verification import fusable, fused_next_token, fused_rows
 from .rows import Rows, widest_float
 
 FEW = 512
@@ -118,8 +119,8 @@ def verify(
         block_lengths = torch.full((batch,), block, device=device)
     accepted_losslessly: Tensor | None = None
     divergence: Tensor | None = None
-    fused = fused_verification.fusable(rule, verifier_scores, draft_scores)
-    rows = _rows if fused is None else fused_verification.rows
+    fused = fusable(rule, verifier_scores, draft_scores)
+    rows = _rows if fused is None else fused_rows
     verifier, draft = rows(verifier_scores, draft_scores)
 
     if block:
@@ -144,7 +145,7 @@ def verify(
     if fused is None:
         next_token, invalid = _next_token(*outcome, rule, uniforms[:, block])
     else:
-        next_token, invalid = fused_verification.next_token(*outcome, fused, generator)
+        next_token, invalid = fused_next_token(*outcome, fused, generator)
     return Verification(accepted, next_token, accepted_losslessly, divergence, certificate, invalid)
 
 
