@@ -142,6 +142,10 @@ class GammaRule(AcceptanceRule):
             `torch.Tensor` like `q_n`, in [q_n, 1]; 0 where `q_n` is 0, so that what the verifier excludes stays out.
         """
 
+    def scale_of_others(self, q_n: Tensor) -> Tensor:
+        """What all other tokens are multiplied by, like `q_n`: `(1 - gamma) / (1 - q_n)`, and 0 where `q_n` is 1."""
+        return ((1 - self.gamma(q_n)) / (1 - q_n)).masked_fill_(q_n >= 1, 0.0)
+
     @override
     def acceptance_probability(self, tokens: Tensor, verifier: Rows, draft: Rows | None) -> Tensor:
         gamma = self.gamma(verifier.log_prob(tokens).exp())
@@ -154,8 +158,7 @@ class GammaRule(AcceptanceRule):
     @override
     def recovery_weights(self, tokens: Tensor, verifier_probs: Tensor, draft_probs: Tensor | None) -> Tensor:
         token = tokens[:, None]
-        q_n = verifier_probs.gather(-1, token)
-        scale = ((1 - self.gamma(q_n)) / (1 - q_n)).masked_fill_(q_n >= 1, 0.0)
+        scale = self.scale_of_others(verifier_probs.gather(-1, token))
         # The drafted token was rejected, so gamma < p_n and its own residual is 0.
         others = (verifier_probs * scale).scatter(-1, token, 0.0)
         residual = others if draft_probs is None else (others - draft_probs).clamp_(min=0)

@@ -41,17 +41,30 @@ class Rows:
         scores (`torch.Tensor` of shape `[batch, block, vocab]`):
             Logits or log-probabilities, `-inf` for probability 0. Half-precision scores are read in float32, float64
             scores stay float64.
+        log_normalizer (`torch.Tensor` of shape `[batch, block]`, *optional*): Log-sum-exp of every row, where it is
+            known; NaN where a row is no distribution.
     """
 
-    def __init__(self, scores: Tensor):
+    def __init__(self, scores: Tensor, log_normalizer: Tensor | None = None):
         self.scores = scores
         self.dtype = torch.promote_types(scores.dtype, torch.float32)
+        self.log_normalizer = log_normalizer
         self._asked: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def from_probs(cls, probs: Tensor) -> Rows:
         """Rows given as probabilities, `[batch, block, vocab]`."""
         return cls(probs.log())
+
+    def first(self, count: int) -> Rows:
+        """The rows of the first `count` positions."""
+        known = self.log_normalizer
+        return Rows(self.scores[:, :count], None if known is None else known[:, :count])
+
+    def at(self, position: int) -> Rows:
+        """The rows of one position, `[batch, 1, vocab]`."""
+        known, here = self.log_normalizer, slice(position, position + 1)
+        return Rows(self.scores[:, here], None if known is None else known[:, here])
 
     def log_prob(self, tokens: Tensor) -> Tensor:
         """Log-probability of one token per position.
@@ -64,8 +77,10 @@ class Rows:
         """
         # Asked several times in a round for the same tokens.
         if self._asked is None or self._asked[0] is not tokens:
-            log_probs = self.scores.log_softmax(-1, dtype=self.dtype)
-            self._asked = tokens, log_probs.gather(-1, tokens[..., None])[..., 0]
+            known = self.log_normalizer
+            log_probs = self.scores if known is not None else self.scores.log_softmax(-1, dtype=self.dtype)
+            found = log_probs.gather(-1, tokens[..., None])[..., 0]
+            self._asked = tokens, found if known is None else found.to(self.dtype) - known
         return self._asked[1]
 
     def probs_at(self, positions: Tensor, vocab: int | None = None) -> Tensor:

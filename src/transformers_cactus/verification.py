@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import divergences
 from .acceptance import AcceptanceRule, Speculative
+from .fused_verification import fusable, fused_next_token, fused_rows
 from .rows import Rows, widest_float
 
 FEW = 512
@@ -80,7 +81,7 @@ def verify(
 
     Scores are processed logits or log-probabilities: any constant per row cancels. The acceptance step reads two
     scores and a log-sum-exp per position for rules that raise one token, and whole rows for others; one whole row per
-    sequence is read for the next token. Nothing waits for the device.
+    sequence is read for the next token. Nothing waits for the device. On GPUs, [`GammaRule`]s run in two kernels.
 
     Args:
         draft_tokens (`torch.LongTensor` of shape `[batch, block]`): The drafted tokens.
@@ -116,11 +117,13 @@ def verify(
     check_shapes(draft_tokens, verifier_scores, draft_scores, block_lengths)
     batch, block = draft_tokens.shape
     device = verifier_scores.device
-    vocab = verifier_scores.shape[-1]
     # One column for each acceptance decision and a last one for the next token: separate random numbers.
     uniforms = torch.rand(batch, block + 1, generator=generator, device=device, dtype=torch.float32)
     accepted_losslessly: Tensor | None = None
     divergence: Tensor | None = None
+    fused = fusable(rule, verifier_scores, draft_scores)
+    rows = _rows if fused is None else fused_rows
+    verifier, draft = rows(verifier_scores, draft_scores)
 
     if block:
         beyond = None
@@ -128,12 +131,10 @@ def verify(
             beyond = torch.arange(block, device=device) >= block_lengths[:, None]
             # Whatever pads shorter blocks, a negative id for one, must not reach an index.
             draft_tokens = draft_tokens.masked_fill(beyond, 0)
-        verifier, draft = Rows(verifier_scores[:, :block]), None if draft_scores is None else Rows(draft_scores)
-        certificate = divergences.certificate(draft_tokens, verifier, draft, rule) if certify else None
+        candidates = (draft_tokens, verifier.first(block), draft)
+        certificate = divergences.certificate(*candidates, rule) if certify else None
         judge = _judge_in_order if _stops_early(verifier_scores) else _judge
-        accept, accepted_losslessly, divergence = judge(
-            draft_tokens, verifier, draft, rule, uniforms[:, :block], measure
-        )
+        accept, accepted_losslessly, divergence = judge(*candidates, rule, uniforms[:, :block], measure)
         accepted = (accept if beyond is None else accept & ~beyond).long().cumprod(-1).sum(-1)
     else:
         certificate = torch.zeros(batch, 0, device=device) if certify else None
@@ -142,11 +143,35 @@ def verify(
             accepted_losslessly = torch.zeros(batch, 0, dtype=torch.bool, device=device)
             divergence = torch.zeros(batch, 0, device=device)
 
-    verifier_probs = Rows(verifier_scores).probs_at(accepted)
+    lengths = block if block_lengths is None else block_lengths
+    outcome = (draft_tokens, accepted, lengths, verifier, draft)
+    if fused is None:
+        next_token, invalid = _next_token(*outcome, rule, uniforms[:, block])
+    else:
+        next_token, invalid = fused_next_token(*outcome, fused, generator)
+    return Verification(accepted, next_token, accepted_losslessly, divergence, certificate, invalid)
+
+
+def _rows(verifier_scores: Tensor, draft_scores: Tensor | None) -> tuple[Rows, Rows | None]:
+    return Rows(verifier_scores), None if draft_scores is None else Rows(draft_scores)
+
+
+def _next_token(
+    draft_tokens: Tensor,
+    accepted: Tensor,
+    block_lengths: Tensor | int,
+    verifier: Rows,
+    draft: Rows | None,
+    rule: AcceptanceRule,
+    uniforms: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Samples each sequence's recovery or bonus token, and says which rows are no distribution, both `[batch]`."""
+    block, vocab = draft_tokens.shape[1], verifier.scores.shape[-1]
+    verifier_probs = verifier.probs_at(accepted)
     invalid = verifier_probs[:, 0].isnan().long()
     weights = verifier_probs
     if block:
-        rejected = accepted < (block if block_lengths is None else block_lengths)
+        rejected = accepted < block_lengths
         # A sequence whose whole block was accepted has no rejected token: `where` drops what any index gives there.
         at = accepted.clamp(max=block - 1)
         tokens = draft_tokens.gather(-1, at[:, None])[:, 0]
@@ -155,8 +180,7 @@ def verify(
         weights = torch.where(rejected[:, None], recovery, verifier_probs)
         if draft_probs is not None:
             invalid = invalid.masked_fill(rejected & draft_probs[:, 0].isnan() & (invalid == 0), 2)
-    next_token = sample(weights, uniforms[:, block])
-    return Verification(accepted, next_token, accepted_losslessly, divergence, certificate, invalid)
+    return sample(weights, uniforms), invalid
 
 
 def verify_greedy(
@@ -217,8 +241,8 @@ def _judge_in_order(
         here = slice(position, position + 1)
         found = _judge(
             tokens[:, here],
-            Rows(verifier.scores[:, here]),
-            None if draft is None else Rows(draft.scores[:, here]),
+            verifier.at(position),
+            None if draft is None else draft.at(position),
             rule.at(torch.full_like(tokens[:, 0], position)),
             uniforms[:, here],
             measure,
