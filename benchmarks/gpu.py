@@ -1,7 +1,7 @@
 """The verification kernels and whole rounds on a GPU: right, without waiting, and how fast.
 
-    python benchmarks/gpu.py    # everything, under 10 minutes
-    TRITON_INTERPRET=1 python benchmarks/gpu.py --device cpu --quick    # tiny shapes: only that it runs
+    python -m benchmarks.gpu    # everything, under 10 minutes
+    TRITON_INTERPRET=1 python -m benchmarks.gpu --device cpu --quick    # tiny shapes: only that it runs
 
 1. *Correct*: log-sum-exps and decisions of the kernels against PyTorch in float64, and sampled recovery tokens against
    the exact residual (chi-square).
