@@ -178,13 +178,13 @@ class _FastLoop:
         wanted = [
             min(n, self.limit - end - 1) for n, end in zip(self.block_length.next(), sequences.ends, strict=True)
         ]
-        count = max(wanted)
-        longest = max(sequences.lengths())
-        if self.draft_limit is not None and self.draft_limit - longest < count:
-            count = self.draft_limit - longest
-            if not self.warned_of_context:
+        if self.draft_limit is not None:
+            room = [max(self.draft_limit - length, 0) for length in sequences.lengths()]
+            if not self.warned_of_context and any(own < n for own, n in zip(room, wanted, strict=True)):
                 warn_of_context(self.draft_limit)
-            self.warned_of_context = True
+                self.warned_of_context = True
+            wanted = list(map(min, wanted, room))
+        count = max(wanted)
         if count <= 0:
             return Block(sequences.last.new_empty(sequences.batch_size, 0), None, [0] * sequences.batch_size)
         block = self.drafter.propose(sequences, count)

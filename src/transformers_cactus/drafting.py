@@ -158,7 +158,7 @@ class ModelDrafter(Drafter):
             return self._feed(prompts[:, self.cache.get_seq_length() :])
         ends = torch.tensor(lengths, device=self.device)
         prompts = self._known(prompts)
-        prefill(self.model, self.cache, prompts, ends)
+        prefill(self.model, self.cache, prompts, ends, past_limit=True)
         return self._feed(prompts.gather(1, ends[:, None] - 1))
 
     def _feed_last(self, last: Tensor) -> Tensor:
@@ -173,13 +173,14 @@ class ModelDrafter(Drafter):
 
     def _feed_rows(self, tokens: Tensor, counts: list[int]) -> Tensor:
         """Feeds the first tokens of each row."""
-        logits = self.model(**forward_inputs(self.model, self.cache, self._known(tokens))).logits
+        # A row that has no positions left is fed like the others: its block is empty.
+        logits = self.model(**forward_inputs(self.model, self.cache, self._known(tokens), past_limit=True)).logits
         self.cache.commit(counts)
         last = on_device([count - 1 for count in counts], self.device)
         return logits[torch.arange(len(counts), device=self.device), last, None]
 
     def _feed(self, tokens: Tensor) -> Tensor:
-        inputs = forward_inputs(self.model, self.cache, self._known(tokens), logits_to_keep=1)
+        inputs = forward_inputs(self.model, self.cache, self._known(tokens), logits_to_keep=1, past_limit=True)
         logits = self.model(**inputs).logits
         # Where the model had no choice it computed the others too.
         logits = logits if logits.shape[1] == 1 else logits[:, -1:]

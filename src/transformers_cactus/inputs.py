@@ -28,7 +28,12 @@ def left_align(input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple
 
 
 def forward_inputs(
-    model: Any, cache: RaggedCache, input_ids: Tensor, logits_to_keep: int | None = None
+    model: Any,
+    cache: RaggedCache,
+    input_ids: Tensor,
+    logits_to_keep: int | None = None,
+    *,
+    past_limit: bool = False,
 ) -> dict[str, Any]:
     """Return the keyword arguments of a forward over the next tokens of each row.
 
@@ -37,11 +42,13 @@ def forward_inputs(
         cache: what the rows hold so far.
         input_ids: the next tokens of each row, `[batch, k]`; a row may end in padding that is not committed later.
         logits_to_keep: number of last positions to compute logits for, where the model has a choice; None for all.
+        past_limit: whether rows may be longer than a model with learned positions can take. What comes out for them
+            means nothing.
     """
     tokens = input_ids.shape[1]
     positions = cache.rows.positions(tokens)
     limit = context_limit(model)
-    if limit is not None and cache.rows.longest < limit < cache.rows.longest + tokens:
+    if limit is not None and limit < cache.rows.longest + tokens and (past_limit or cache.rows.longest < limit):
         # A row near its end is fed the other rows' block length. Its tokens behind the limit are rolled back.
         positions = positions.clamp(max=limit - 1)
     inputs: dict[str, Any] = {
@@ -64,7 +71,7 @@ def context_limit(model: Any) -> int | None:
     return None if rotary else getattr(config, "max_position_embeddings", None)
 
 
-def prefill(model: Any, cache: RaggedCache, rows: Tensor, lengths: Tensor) -> None:
+def prefill(model: Any, cache: RaggedCache, rows: Tensor, lengths: Tensor, *, past_limit: bool = False) -> None:
     """Fill an empty cache with all but the last token of each prompt, which the first round feeds with its block.
 
     Args:
@@ -72,9 +79,10 @@ def prefill(model: Any, cache: RaggedCache, rows: Tensor, lengths: Tensor) -> No
         cache: empty, of the batch size of `rows`.
         rows: left-aligned prompts, `[batch, longest]`.
         lengths: of the prompts, at least 1, `[batch]`.
+        past_limit: see `forward_inputs`.
     """
     if rows.shape[1] < 2:
         return
     # Padding behind a short prompt is seen by no token before it, so the plain causal mask of equal rows is right.
-    model(**forward_inputs(model, cache, rows[:, :-1], logits_to_keep=1))
+    model(**forward_inputs(model, cache, rows[:, :-1], logits_to_keep=1, past_limit=past_limit))
     cache.commit((lengths - 1).tolist())
