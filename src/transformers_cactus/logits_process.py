@@ -71,9 +71,9 @@ class CactusLogitsProcessor(LogitsProcessor):
         """Announces a drafted block.
 
         Args:
-            sequence (`torch.LongTensor` of shape `[1, prefix + block]`): Prefix and drafted tokens. Where a stopping
-                condition ends the block at an accepted token, that entry is overwritten: the loop then sees a mismatch
-                there, and emits nothing beyond.
+            sequence (`torch.LongTensor` of shape `[1, prefix + block]`): Prefix and drafted tokens. Where a block ends
+                at a token that was drafted, as by a stopping condition, that entry is overwritten: the loop then sees a
+                mismatch there, and emits nothing beyond.
             draft_scores (`torch.Tensor` of shape `[1, block, draft_vocab]` or `None`): What they were drawn from.
             prefix_length (`int`): Tokens before the block.
         """
@@ -144,6 +144,9 @@ class CactusLogitsProcessor(LogitsProcessor):
                 self._divergence.append(0.0)
                 self._certificate.append(0.0)
         self._ended = drafted is None or bool(token != drafted)
+        if drafted is not None and self.do_sample and not self._ended and len(self._lossless) == position:
+            # Rejected, and drawn again by a rule whose recovery allows it: the round ends here all the same.
+            self._ended, self._stopped_at = True, length
         if not self._ended:
             if not self.do_sample:
                 self._lossless.append(True)
