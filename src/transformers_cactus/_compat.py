@@ -1,6 +1,6 @@
-"""Every private or version-dependent name of transformers and PEFT that this package touches.
+"""Every private or version-dependent name of transformers, PEFT and torch.compile that this package touches.
 
-Checked against transformers 5.17.0 and 5.24.0, and PEFT 0.21.2.
+Checked against transformers 5.17.0 and 5.24.0, PEFT 0.21.2 and torch 2.13.0.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from transformers import (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
@@ -19,6 +20,10 @@ from transformers import (
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.candidate_generator import AssistantVocabTranslatorCache
+
+
+COMPILE_ERRORS: tuple[type[Exception], ...] = (TorchDynamoException, FailOnRecompileLimitHit)
+"""What `torch.compile` raises for a function that it cannot compile, a missing compiler included."""
 
 
 @lru_cache(maxsize=256)
