@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from transformers import (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
@@ -20,10 +19,6 @@ from transformers import (
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.candidate_generator import AssistantVocabTranslatorCache
-
-
-COMPILE_ERRORS: tuple[type[Exception], ...] = (TorchDynamoException, FailOnRecompileLimitHit)
-"""What `torch.compile` raises for a function that it cannot compile, a missing compiler included."""
 
 
 @lru_cache(maxsize=256)
@@ -255,6 +250,21 @@ def decoder_only_output(*, cache: Any, **fields: Any) -> GenerateDecoderOnlyOutp
 def generate_parameters(model: Any) -> frozenset[str]:
     """Return the names of the parameters of the model's `generate`."""
     return _parameters(type(model).generate)
+
+
+def compile_errors() -> tuple[type[Exception], ...]:
+    """Return what `torch.compile` raises for a function that it cannot compile, and where it has no compiler.
+
+    Imported when needed: it takes a while, and few calls compile.
+    """
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+    return TorchDynamoException, FailOnRecompileLimitHit
+
+
+def keeps_address(buffer: Any) -> None:
+    """Let CUDA graphs read and write a tensor where it is. A graph for one at another address is recorded anew."""
+    torch._dynamo.mark_static_address(buffer, guard=False)
 
 
 def adapter_layers(model: Any) -> list[Any]:

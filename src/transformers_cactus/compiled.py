@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ._compat import COMPILE_ERRORS, cache_argument
+from ._compat import cache_argument, compile_errors, keeps_address
 from .advice import advise
 from .cache import RaggedCache
 from .inputs import context_limit, forward_inputs
@@ -74,7 +74,7 @@ class CompiledForward:
         if input_ids.shape[1] <= self.most and cache.is_filled and self.model not in _refused:
             try:
                 return self._compiled(cache, input_ids)
-            except COMPILE_ERRORS as error:
+            except compile_errors() as error:
                 # A graph is of the whole forward, so that nothing has been written when this is raised.
                 _refused.add(self.model)
                 advise(f"{type(self.model).__name__} runs without being compiled, which failed: {_summary(error)}")
@@ -130,7 +130,7 @@ def compiler_error(device: torch.device) -> str | None:
     try:
         torch.compile(_increment, backend=BACKEND, dynamic=False, fullgraph=True)(torch.zeros(8, device=device))
     # Where torch has no compiler for the platform or the Python version, it says so by a RuntimeError.
-    except (RuntimeError, *COMPILE_ERRORS) as error:
+    except (RuntimeError, *compile_errors()) as error:
         return _summary(error)
     return None
 
@@ -148,7 +148,7 @@ def _graph(device: torch.device) -> Graph:
         # the logits, which the next replay overwrites.
         for layer in inputs[cache_argument(model)].layers:
             for buffer in (layer.key_buffer, layer.value_buffer):
-                torch._dynamo.mark_static_address(buffer, guard=False)
+                keeps_address(buffer)
         torch.compiler.cudagraph_mark_step_begin()
         return captured(model, inputs).clone()
 

@@ -146,7 +146,8 @@ class _FastLoop:
 
         self.block_length = self._block_length(len(prompt_lengths))
         self.round_started = time.perf_counter()
-        self.compiled = self._compiled(model, call.num_assistant_tokens + 1, max(call.num_assistant_tokens + 1, WIDEST_COMPILED))
+        width = call.num_assistant_tokens + 1
+        self.compiled = self._compiled(model, width, max(width, WIDEST_COMPILED))
         self.compiled_draft = self._compiled(call.assistant_model, 1, 2)
         self.draft_limit: int | None = None
         self.warned_of_context = False
