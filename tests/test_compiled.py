@@ -25,6 +25,8 @@ from transformers_cactus.inputs import forward_inputs, left_align, prefill
 
 pytestmark = pytest.mark.filterwarnings(IGNORE_GREEDY)
 
+DEPRECATED = "ignore:.*past_key_values.*:FutureWarning"
+
 INPUTS = tiny_models.prompts([3, 9])
 
 
@@ -39,8 +41,8 @@ def backend(monkeypatch):
 
 @functools.cache
 def verifier(name="llama", attention=None):
-    # Gemma's second layer is the first with full attention.
-    return tiny_models.build(name, layers=2, attention=attention)
+    # Tracing takes a second per layer. Gemma's second layer is the first with full attention.
+    return tiny_models.build(name, layers=2 if name == "gemma3" else 1, attention=attention)
 
 
 @functools.cache
@@ -76,7 +78,7 @@ def same(output, expected):
     ] == [(row.origins, row.drafted_per_round, row.accepted_per_round) for row in expected.acceptance.sequences]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("qwen3", marks=pytest.mark.slow), "gemma3", "gpt2"])
 def test_greedy_text_is_that_of_plain_generate(name):
     draft = noisy() if name == "llama" else other()
     output = fast(verifier(name), INPUTS, assistant_model=draft, cactus_compile=True)
@@ -109,7 +111,7 @@ def test_nothing_is_compiled_twice():
     before = graphs()
     outputs = [seeded(verifier(), assistant_model=noisy(), cactus_compile=True, **call) for call in calls]
     assert (graphs(), shapes(verifier()), shapes(noisy())) == (before, *known)
-    assert sum(len(output.acceptance.accepted_per_round) for output in outputs) > 40
+    assert sum(len(output.acceptance.accepted_per_round) for output in outputs) > 30
     for call, output in zip(calls, outputs, strict=True):
         assert same(output, seeded(verifier(), assistant_model=noisy(), **call))
 
@@ -141,6 +143,7 @@ def test_what_is_reported_is_that_of_the_plain_forwards():
         assert row.certificate == pytest.approx(plain_row.certificate, abs=1e-4)
 
 
+@pytest.mark.filterwarnings(DEPRECATED)
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("second", [False, True])
 def test_a_cache_goes_on_in_either_kind_of_call(first, second):
@@ -153,6 +156,7 @@ def test_a_cache_goes_on_in_either_kind_of_call(first, second):
     assert new_tokens(output, inputs) == plain_alone(verifier(), inputs)
 
 
+@pytest.mark.filterwarnings(DEPRECATED)
 def test_a_cache_goes_on_in_plain_generate():
     one = tiny_models.prompts([7])
     begun = fast(verifier(), one, assistant_model=noisy(), cactus_compile=True, max_new_tokens=10)
@@ -169,7 +173,7 @@ def test_prompt_lookup_has_a_verifier_to_compile():
     assert {width for _, width, _ in shapes(verifier())} == {7}
 
 
-@pytest.mark.parametrize("schedule", ["heuristic", "adaptive"])
+@pytest.mark.parametrize("schedule", [pytest.param("heuristic", marks=pytest.mark.slow), "adaptive"])
 def test_schedules(schedule):
     options = {"num_assistant_tokens_schedule": schedule, "num_assistant_tokens": 3, "max_new_tokens": 40}
     output = fast(verifier(), INPUTS, assistant_model=noisy(), cactus_compile=True, **options)
@@ -180,8 +184,9 @@ def test_learned_positions_to_their_end():
     # The padding of the last blocks lies behind the last position that there is.
     inputs = tiny_models.prompts([239, 243])
     model = verifier("gpt2")
-    output = fast(model, inputs, assistant_model=model, cactus_compile=True, max_length=256)
-    assert new_tokens(output, inputs) == plain_alone(model, inputs, max_length=256)
+    output = fast(model, inputs, assistant_model=other(), cactus_compile=True, max_new_tokens=13)
+    assert new_tokens(output, inputs) == plain_alone(model, inputs, max_new_tokens=13)
+    assert (2, 7, 512) in shapes(model)
 
 
 def filled(lengths, capacity=0):
@@ -224,6 +229,7 @@ def test_forwards_return_the_plain_ones_logits():
     assert shapes(verifier()) >= {(3, 3, 256), (3, 6, 256), (1, 3, 256)}
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_buffers_grow_to_the_next_power_of_two():
     forward = compiled.CompiledForward(verifier(), 1, 1, 0)

@@ -127,10 +127,11 @@ class CompiledForward:
 @functools.cache
 def compiler_error(device: torch.device) -> str | None:
     """Return why torch cannot compile for a device, found by compiling a trivial function; None where it can."""
+    # Where torch does not compile for the platform or the Python version at all, it says so by a RuntimeError.
+    errors: tuple[type[Exception], ...] = (RuntimeError, *compile_errors())
     try:
         torch.compile(_increment, backend=BACKEND, dynamic=False, fullgraph=True)(torch.zeros(8, device=device))
-    # Where torch has no compiler for the platform or the Python version, it says so by a RuntimeError.
-    except (RuntimeError, *compile_errors()) as error:
+    except errors as error:
         return _summary(error)
     return None
 
