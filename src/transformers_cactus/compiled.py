@@ -9,6 +9,7 @@ does, up to rounding.
 from __future__ import annotations
 
 import functools
+import textwrap
 import time
 import weakref
 from collections.abc import Callable
@@ -169,5 +170,5 @@ def _power_of_two(tokens: int) -> int:
 
 
 def _summary(error: Exception) -> str:
-    """The first line of a message of torch, which goes on with advice for developers."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """The start of a message of torch, which goes on with advice for developers."""
+    return textwrap.shorten(str(error), 160, placeholder=" ...") or type(error).__name__
