@@ -1,6 +1,6 @@
-"""Every private or version-dependent name of transformers and PEFT that this package touches.
+"""Every private or version-dependent name of transformers, PEFT and torch.compile that this package touches.
 
-Checked against transformers 5.17.0 and 5.24.0, and PEFT 0.21.2.
+Checked against transformers 5.17.0 and 5.24.0, PEFT 0.21.2 and torch 2.13.0.
 """
 
 import dataclasses
@@ -250,6 +250,21 @@ def decoder_only_output(*, cache: Any, **fields: Any) -> GenerateDecoderOnlyOutp
 def generate_parameters(model: Any) -> frozenset[str]:
     """Return the names of the parameters of the model's `generate`."""
     return _parameters(type(model).generate)
+
+
+def compile_errors() -> tuple[type[Exception], ...]:
+    """Return what `torch.compile` raises for a function that it cannot compile, and where it has no compiler.
+
+    Imported when needed: it takes a while, and few calls compile.
+    """
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+    return TorchDynamoException, FailOnRecompileLimitHit
+
+
+def keeps_address(buffer: Any) -> None:
+    """Let CUDA graphs read and write a tensor where it is. A graph for one at another address is recorded anew."""
+    torch._dynamo.mark_static_address(buffer, guard=False)
 
 
 def adapter_layers(model: Any) -> list[Any]:

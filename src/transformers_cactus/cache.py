@@ -32,6 +32,9 @@ class RowLengths:
         longest: the longest length, or an upper bound of it while `counts` is None.
         pending: number of tokens fed to the last forward, until they are committed.
         automatic: whether all tokens of a forward are committed, without being told to.
+        targets: for the duration of a forward of fixed shape, where it writes in each row of the buffers,
+            `[buffer_rows, tokens]`; else None. See `compiled`.
+        fixed: whether the buffers have been in such a forward, and should keep their shape when rows leave.
     """
 
     def __init__(self, batch_size: int, device: torch.device | str) -> None:
@@ -39,6 +42,8 @@ class RowLengths:
         self.batch_size = batch_size
         self.pending = 0
         self.automatic = False
+        self.targets: Tensor | None = None
+        self.fixed = False
         self._slots: dict[tuple[int, int, int, torch.device], Tensor] = {}
         self._lengths: Tensor | None = None
         self._know([0] * batch_size)
@@ -163,34 +168,51 @@ class RaggedLayer(CacheLayerMixin):
             **kwargs: not used.
 
         Returns:
-            Keys and values, `[batch, heads, longest + k, ...]`: views of the buffers.
+            Keys and values, `[batch, heads, longest + k, ...]`: views of the buffers. In a forward of fixed shape the
+            buffers themselves.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         rows, tokens = self.rows, key_states.shape[2]
+        if rows.targets is not None:
+            return self._update_at(rows.targets.to(key_states.device), key_states, value_states)
         start, end = rows.longest, rows.longest + tokens
-        self._reserve(end)
+        if end > self.key_buffer.shape[2]:
+            self.reserve(max(end, 2 * self.key_buffer.shape[2], self.initial_capacity, _SMALLEST_CAPACITY))
+        # Buffers of fixed shape may have more rows than the batch still has.
+        keys, values = self.key_buffer[: rows.batch_size], self.value_buffer[: rows.batch_size]
         if rows.level:
-            self.key_buffer[:, :, start:end] = key_states
-            self.value_buffer[:, :, start:end] = value_states
+            keys[:, :, start:end] = key_states
+            values[:, :, start:end] = value_states
         else:
             slots = rows.slots(tokens, key_states.shape[1], self.key_buffer.shape[2], self.device)
-            _scatter(self.key_buffer, slots, key_states)
-            _scatter(self.value_buffer, slots, value_states)
+            _scatter(keys, slots, key_states)
+            _scatter(values, slots, value_states)
         rows.pending = tokens
-        return self.key_buffer[:, :, :end], self.value_buffer[:, :, :end]
+        return keys[:, :, :end], values[:, :, :end]
 
-    def _reserve(self, needed: int) -> None:
-        capacity = self.key_buffer.shape[2]
-        if needed > capacity:
-            grown = max(needed, 2 * capacity, self.initial_capacity, _SMALLEST_CAPACITY)
-            self.key_buffer = _grow(self.key_buffer, grown)
-            self.value_buffer = _grow(self.value_buffer, grown)
+    def _update_at(self, targets: Tensor, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        # Nothing here depends on a number that changes between forwards: each would be another graph.
+        row = torch.arange(targets.shape[0], device=targets.device)[:, None]
+        self.key_buffer[row, :, targets] = key_states.transpose(1, 2)
+        self.value_buffer[row, :, targets] = value_states.transpose(1, 2)
+        return self.key_buffer, self.value_buffer
+
+    def reserve(self, capacity: int) -> None:
+        """Let the buffers hold at least `capacity` tokens per row."""
+        if capacity > self.key_buffer.shape[2]:
+            self.key_buffer = _grow(self.key_buffer, capacity)
+            self.value_buffer = _grow(self.value_buffer, capacity)
 
     def select(self, rows: Tensor) -> None:
-        """Keep the given rows, in the given order."""
-        if self.is_initialized:
-            rows = rows.to(self.device)
+        """Keep the given rows, in the given order. Buffers of fixed shape keep theirs until half of it is unused."""
+        if not self.is_initialized:
+            return
+        rows, held = rows.to(self.device), self.key_buffer.shape[0]
+        if self.rows.fixed and held // 2 < len(rows) <= held:
+            for buffer in (self.key_buffer, self.value_buffer):
+                buffer[: len(rows)] = buffer[rows]
+        else:
             self.key_buffer, self.value_buffer = self.key_buffer[rows], self.value_buffer[rows]
 
     def get_seq_length(self) -> int:
@@ -272,6 +294,23 @@ class RaggedCache(Cache):
     def lengths(self) -> Tensor:
         """Committed tokens of each row, `[batch]`, on the device."""
         return self.rows.lengths
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether a forward has given the buffers their number of layers, heads and dimensions."""
+        return bool(self.layers) and all(layer.is_initialized for layer in self.layers)
+
+    @property
+    def buffer_shape(self) -> tuple[int, int]:
+        """Rows and tokens that there are buffers for, in a cache that is filled. The batch's rows come first."""
+        rows, _, capacity, _ = self.layers[0].key_buffer.shape
+        return rows, capacity
+
+    def fix(self, capacity: int) -> None:
+        """Give the buffers a shape that they keep: at least `capacity` tokens per row, and the rows that they have."""
+        self.rows.fixed = True
+        for layer in self.layers:
+            layer.reserve(capacity)
 
     @property
     def batch_size(self) -> int:

@@ -73,6 +73,7 @@ OPTIONS = (
     "cactus_engine",
     "cactus_certificate",
     "cactus_verification",
+    "cactus_compile",
 )
 """Every option."""
 
@@ -91,6 +92,8 @@ class RunOptions:
     """`cactus_certificate`."""
     verification: str = "token"
     """`cactus_verification`."""
+    compile: bool = False
+    """`cactus_compile`."""
     budget: float | Tensor | None = None
     """`cactus_budget`; one number per prompt where it is a tensor."""
     budget_window: int | None = None
@@ -113,8 +116,9 @@ class RunOptions:
                 )
         if self.engine not in ENGINES:
             raise ValueError(f"cactus_engine must be one of {', '.join(map(repr, ENGINES))}, got {self.engine!r}.")
-        if not isinstance(self.certificate, bool):
-            raise TypeError(f"cactus_certificate must be True or False, got {self.certificate!r}.")
+        for name in ("certificate", "compile"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"cactus_{name} must be True or False, got {getattr(self, name)!r}.")
         if self.verification not in VERIFICATIONS:
             raise ValueError(
                 f"cactus_verification must be one of {', '.join(map(repr, VERIFICATIONS))}, got {self.verification!r}."
@@ -228,6 +232,10 @@ def check_together(rule: AcceptanceRule, options: RunOptions) -> None:
         raise ValueError(
             f"cactus_budget cuts delta to what is left, and {rule} has no delta. It goes with 'cactus', "
             "'cactus-exact' and the other rules that take cactus_delta."
+        )
+    if options.compile and options.engine == "stock":
+        raise ValueError(
+            "cactus_compile=True compiles the forwards of the fast engine: leave out cactus_engine='stock'."
         )
     if options.verification == "block" and (options.budget is not None or options.schedule is not None):
         raise ValueError(

@@ -23,6 +23,7 @@ from .adaptive_length import AdaptiveLength, experience_of, remember
 from .block_length import BlockLength, HeuristicLength
 from .block_verification import verify_block
 from .cache import RaggedCache
+from .compiled import CompiledForward
 from .configuration import RunOptions, delta_plan, warn_of_context, warn_of_greedy
 from .delta_plan import DeltaPlan
 from .drafting import Block, Drafter, GeneratorDrafter, ModelDrafter, PromptLookupDrafter
@@ -40,6 +41,9 @@ from .verification import Verification, raise_if_invalid, verify, verify_greedy
 LARGEST_FIRST_CAPACITY = 4096
 """Tokens per row for which the cache reserves memory at once. Beyond that it doubles as it fills: `max_length` is
 often a limit that is not reached."""
+
+WIDEST_COMPILED = 64
+"""Most tokens of a row in a compiled verification. Blocks of the schedule `"heuristic"` may grow beyond, rarely."""
 
 
 @dataclass
@@ -142,6 +146,9 @@ class _FastLoop:
 
         self.block_length = self._block_length(len(prompt_lengths))
         self.round_started = time.perf_counter()
+        width = call.num_assistant_tokens + 1
+        self.compiled = self._compiled(model, width, max(width, WIDEST_COMPILED))
+        self.compiled_draft = self._compiled(call.assistant_model, 1, 2)
         self.draft_limit: int | None = None
         self.warned_of_context = False
         repeats = generation_config.num_return_sequences or 1
@@ -196,6 +203,8 @@ class _FastLoop:
         size = block.tokens.shape[1]
         unfed = self.sequences.last[:, None] if self.unfed is None else self.unfed
         tokens = torch.cat([unfed, block.tokens], dim=1)
+        if self.compiled is not None and self.unfed is None:
+            return self.compiled(self.cache, tokens)
         return self.model(**forward_inputs(self.model, self.cache, tokens, size + 1)).logits[:, -size - 1 :]
 
     def _process(self, logits: Tensor, block: Block) -> Processed:
@@ -261,11 +270,15 @@ class _FastLoop:
             finished.append(ended)
             self._record(row, block, table[row], new, accepted[row], processed, logits)
         now = time.perf_counter()
-        self.block_length.update(block.lengths, accepted, now - self.round_started)
+        self.block_length.update(block.lengths, accepted, now - self.round_started - self._compile_seconds())
         self.round_started = now
         if size:
             self.drafter.commit([min(count, len(new)) for count, new in zip(accepted, tokens, strict=True)])
         return tokens, finished
+
+    def _compile_seconds(self) -> float:
+        """What compiling took in this round; other rounds will not take that."""
+        return sum(forward.take_seconds() for forward in (self.compiled, self.compiled_draft) if forward is not None)
 
     def _scores_up_to(self, row: int, processed: Processed) -> list[Tensor] | None:
         """A row's scores with this round's, where the call keeps scores."""
@@ -355,7 +368,15 @@ class _FastLoop:
             do_sample=self.do_sample,
             confidence_threshold=call.confidence_threshold,
             goes_on=self.block_length.goes_on if self.block_length.reads_probabilities else None,
+            compiled=self.compiled_draft,
         )
+
+    def _compiled(self, model: PreTrainedModel | None, least: int, most: int) -> CompiledForward | None:
+        """The forwards of a model over `least` to `most` tokens, where the call asks for them to be compiled."""
+        if model is None or not self.call.options.compile:
+            return None
+        capacity = min(self.limit + self.call.num_assistant_tokens + 1, LARGEST_FIRST_CAPACITY)
+        return CompiledForward(model, least, most, capacity)
 
     def _block_length(self, rows: int) -> BlockLength:
         call = self.call

@@ -14,6 +14,7 @@ from transformers.generation import CandidateGenerator
 from ._compat import input_device
 from ._compat import vocab_size as vocab_size_of
 from .cache import DraftMemory, RaggedCache
+from .compiled import CompiledForward
 from .inputs import forward_inputs, prefill
 from .processing import BlockProcessor, Processed, to_vocabulary
 from .sequences import Sequences
@@ -78,6 +79,7 @@ class ModelDrafter(Drafter):
             Costs a host synchronisation per drafted token.
         goes_on (callable, *optional*): [`BlockLength.goes_on`], asked after each drafted token but the last. Costs the
             same.
+        compiled ([`CompiledForward`], *optional*): Runs the steps, of one token or two, where they are compiled.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class ModelDrafter(Drafter):
         do_sample: bool,
         confidence_threshold: float = 0.0,
         goes_on: Callable[[Sequence[Sequence[float]]], bool] | None = None,
+        compiled: CompiledForward | None = None,
     ):
         self.model = model
         self.processor = processor
@@ -98,6 +101,7 @@ class ModelDrafter(Drafter):
         self.do_sample = do_sample
         self.confidence_threshold = confidence_threshold
         self.goes_on = goes_on
+        self.compiled = compiled
         self.device = input_device(model)
         self.cache = RaggedCache(len(prompts), device=self.device)
         self._prompts: tuple[Tensor, list[int]] | None = (prompts, list(lengths))
@@ -173,19 +177,24 @@ class ModelDrafter(Drafter):
 
     def _feed_rows(self, tokens: Tensor, counts: list[int]) -> Tensor:
         """Feeds the first tokens of each row."""
-        # A row that has no positions left is fed like the others: its block is empty.
-        logits = self.model(**forward_inputs(self.model, self.cache, self._known(tokens), past_limit=True)).logits
+        logits = self._logits(tokens)
         self.cache.commit(counts)
         last = on_device([count - 1 for count in counts], self.device)
         return logits[torch.arange(len(counts), device=self.device), last, None]
 
     def _feed(self, tokens: Tensor) -> Tensor:
-        inputs = forward_inputs(self.model, self.cache, self._known(tokens), logits_to_keep=1, past_limit=True)
-        logits = self.model(**inputs).logits
+        logits = self._logits(tokens, logits_to_keep=1)
         # Where the model had no choice it computed the others too.
         logits = logits if logits.shape[1] == 1 else logits[:, -1:]
         self.cache.commit(tokens.shape[1])
         return logits
+
+    def _logits(self, tokens: Tensor, logits_to_keep: int | None = None) -> Tensor:
+        known = self._known(tokens)
+        # A row that has no positions left is fed like the others: its block is empty.
+        if self.compiled is not None:
+            return self.compiled(self.cache, known, logits_to_keep, past_limit=True)
+        return self.model(**forward_inputs(self.model, self.cache, known, logits_to_keep, past_limit=True)).logits
 
     def _known(self, tokens: Tensor) -> Tensor:
         """Tokens on the draft's device; those that only the verifier's vocabulary has are read as another one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,8 @@ from . import _compat
 from .acceptance import AcceptanceRule
 from .advice import advise
 from .cache import RaggedCache
+from .compiled import compiler_error
+from .configuration import RunOptions
 from .decoding import FastCall, fast_decoding
 from .one_by_one import run_one_by_one
 from .settings import CallSettings
@@ -59,6 +62,7 @@ def run(setting: CallSettings, original: Generate, rule: AcceptanceRule) -> Any:
     stock = "cactus_engine='stock' takes one sequence at a time."
     reason = stock if setting.options.engine == "stock" else why_not_fast(setting)
     if reason is None:
+        setting.options = _compiled_where_possible(setting)
         return run_fast(setting, original, rule)
     if setting.options.verification == "block":
         raise ValueError(f"cactus_verification='block' runs in the fast engine only. {reason}")
@@ -66,6 +70,8 @@ def run(setting: CallSettings, original: Generate, rule: AcceptanceRule) -> Any:
         advise(
             f"num_assistant_tokens_schedule='adaptive' works in the fast engine only. {reason} Blocks are constant."
         )
+    if setting.options.compile:
+        advise(f"cactus_compile=True works in the fast engine only. {reason} Nothing is compiled.")
     if setting.options.engine == "fast":
         raise ValueError(f"cactus_engine='fast' cannot run this call. {reason} Leave cactus_engine at 'auto'.")
     if setting.sequences > 1:
@@ -111,6 +117,23 @@ def why_not_fast(setting: CallSettings) -> str | None:
 def _borrowed_generator(setting: CallSettings) -> str | None:
     """The option for which one of transformers' candidate generators drafts in the fast engine, if there is one."""
     return next((name for name in ("assistant_early_exit", "assistant_tokenizer") if setting[name]), None)
+
+
+def _compiled_where_possible(setting: CallSettings) -> RunOptions:
+    """The call's options, without `compile` where that cannot be had, which is said before any model runs."""
+    if not setting.options.compile:
+        return setting.options
+    borrowed = _borrowed_generator(setting)
+    if borrowed is not None:
+        reason: str | None = f"a draft by {borrowed} runs in transformers' own code, in blocks of any length."
+    else:
+        models = [model for model in (setting.model, setting["assistant_model"]) if model is not None]
+        errors = (compiler_error(_compat.input_device(model)) for model in models)
+        reason = next((f"torch.compile does not work here: {error}" for error in errors if error is not None), None)
+    if reason is None:
+        return setting.options
+    advise(f"cactus_compile=True has no effect: {reason}")
+    return dataclasses.replace(setting.options, compile=False)
 
 
 def run_fast(setting: CallSettings, original: Generate, rule: AcceptanceRule) -> Any:

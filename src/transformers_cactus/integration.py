@@ -66,6 +66,10 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
             Needs `return_dict_in_generate=True`. Sorts and sums a whole row of the vocabulary in float64 at every
             drafted position: for a block of 4 and 49,152 tokens, 0.14 s a round more on one core of a server
             processor, 0.01 s with top-k 20.
+        cactus_compile (`bool`, *optional*, defaults to `False`): Run the draft's steps and the verification, in the
+            fast engine, as functions that `torch.compile` made, on a GPU as CUDA graphs. The first call of each size
+            compiles for seconds to minutes, later ones use what is there. With prompt look-up there is only the
+            verification to compile. docs/batches.md says what a size is and when it pays.
 
     Returns:
         What `model.generate` returns. With `return_dict_in_generate=True` it has one more field, `acceptance`
