@@ -181,7 +181,10 @@ def invoke(monkeypatch):
 
 
 def test_the_command_finds_checks_and_writes(folders, invoke, tmp_path):
-    GenerationConfig(eos_token_id=7, max_length=50).save_pretrained(tmp_path)
+    config = GenerationConfig(eos_token_id=7, max_length=50)
+    # As in a model that came without a generation_config.json: transformers forgets options that stand beside it.
+    config._from_model_config = True
+    config.save_pretrained(tmp_path)
     arguments = ["--verifier", folders / "verifier", "--draft", folders / "draft", "--data", folders / "prompts.txt"]
     arguments += ["--prompts", 8, "--max-new-tokens", 12, "--target-acceptance", 0.7, "--dtype", "float32"]
     result = invoke("calibrate", *arguments, "--write", tmp_path, "--json", tmp_path / "numbers.json")
@@ -192,6 +195,8 @@ def test_the_command_finds_checks_and_writes(folders, invoke, tmp_path):
     assert f"{delta['value']:.4g}" in result.output and "generated with it" in result.output
     written = GenerationConfig.from_pretrained(tmp_path)
     assert written.cactus_delta == delta["value"] and written.cactus_rule == "cactus" and written.eos_token_id == 7
+    assert (written.do_sample, written.temperature, written.top_k, written.top_p) == (True, 0.6, 20, 0.95)
+    assert "do_sample=True, temperature=0.6, top_k=20, top_p=0.95" in " ".join(result.output.split())
     again = invoke("calibrate", *arguments, "--no-check", "--json", tmp_path / "again.json")
     assert again.exit_code == 0 and "generated with it" not in again.output
     assert json.loads((tmp_path / "again.json").read_text())["calibration"]["delta"] == delta

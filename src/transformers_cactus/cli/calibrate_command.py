@@ -83,7 +83,7 @@ def calibrate(
             metavar="FOLDER",
             exists=True,
             file_okay=False,
-            help="Write the rule and its delta into this model's generation_config.json.",
+            help="Write the rule, its delta and the sampling settings into this model's generation_config.json.",
             rich_help_panel=REPORT,
         ),
     ] = None,
