@@ -14,7 +14,16 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from . import _compat
 from .advice import advise
-from .configuration import RunOptions, build_rule, check_together, options_of, pop_options, warn_of_support
+from .configuration import (
+    RunOptions,
+    build_rule,
+    check_together,
+    is_turned_off,
+    merged,
+    options_of,
+    pop_options,
+    warn_of_support,
+)
 from .engines import run
 from .settings import CallSettings
 
@@ -235,14 +244,13 @@ def _call(
     if getattr(config, "is_assistant", False) or _is_ours(call.get("custom_generate")):
         # A draft model's own call, or the inner call of a model that is enabled twice.
         return original(*args, **kwargs)
-    options = {**options_of(model.generation_config), **options_of(config), **given}
-    decisive = given or options_of(config)
-    rule = None if decisive.get("cactus_delta", 0) is None else build_rule(options)
+    options = merged(options_of(model.generation_config), options_of(config), given)
+    rule = None if is_turned_off(given or options_of(config)) else build_rule(options)
     if rule is None:
         if given.get("cactus_engine") is not None and "cactus_delta" not in given:
             raise ValueError("cactus_engine needs a rule: pass cactus_delta or cactus_rule beside it.")
         return original(*args, **kwargs)
-    setting = CallSettings(model, call, RunOptions.of(options))
+    setting = CallSettings(model, call, RunOptions.of(options, rule))
     if not setting.has_draft():
         setting.call["assistant_model"] = find_draft()
     if not setting.has_draft() and not given and not options_of(config):
