@@ -146,6 +146,7 @@ def test_costs_are_times_of_forwards(pair):
         ({}, "exactly one of .* got none"),
         ({"target_kl": 0.1, "target_acceptance": 0.5}, "exactly one"),
         ({"target_kl": 0.0}, "above 0"),
+        ({"target_kl": -1.0}, "target_kl must be above 0 and finite, got -1"),
         ({"target_kl": float("nan")}, "target_kl must be"),
         ({"target_acceptance": 1.0}, "between 0 and 1"),
         ({"target_kl": 0.1, "rule": "optimal"}, "one with a delta"),

@@ -107,6 +107,7 @@ def test_missing_extra_is_explained(monkeypatch):
         ),
         (["generate", "--prompt", "Hi", "--verifier", "x", "--delta", "1"], "needs something that drafts"),
         (["generate", "--prompt", "Hi", "--draft", "x", "--prompt-lookup-num-tokens", "3"], "not both"),
+        (["generate", "--prompt", "Hi", "--no-chat", "--system", "s"], "--system is for the chat template"),
         (["generate", "--verifier", "x"], "the prompt is empty"),
         (["generate", "--prompt", "Hi", "--prompt-file", __file__], "not both"),
         (["generate", "--prompt", "Hi", "--json", "/no/such/folder/x.json"], "no such folder"),

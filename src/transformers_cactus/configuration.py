@@ -188,9 +188,7 @@ def is_turned_off(given: Mapping[str, Any]) -> bool:
         return False
     # Which loop to take is no matter where there is nothing for it to do.
     contrary = [
-        name
-        for name, value in given.items()
-        if value is not None and value is not False and name != "cactus_engine"
+        name for name, value in given.items() if value is not None and value is not False and name != "cactus_engine"
     ]
     if contrary:
         raise ValueError(

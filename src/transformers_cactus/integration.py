@@ -37,7 +37,8 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
             (`assistant_model`, `prompt_lookup_num_tokens`, `assistant_early_exit` ...), and:
         cactus_delta (`float`, `list` or `torch.Tensor` of shape `[batch]`, *optional*): Budget in nats for raising a
             drafted token's probability, at least 0; one for all sequences or one for each. 0 is lossless speculative
-            sampling. `None` turns off what the generation config says. In the divergence's own unit with
+            sampling. `None` turns off what the generation config says, or leaves the rule to a `cactus_rule` without
+            one in the same call. In the divergence's own unit with
             `"chi-square"`, `"total-variation"` and `"squared-hellinger"`. Or a schedule: a function that gets the list
             of a sequence's generated tokens before a position and returns the budget there, such as [`DeltaBetween`];
             it is called for every drafted position, which takes one transfer of the block to the host.
@@ -249,6 +250,7 @@ def _call(
     if rule is None:
         if given.get("cactus_engine") is not None and "cactus_delta" not in given:
             raise ValueError("cactus_engine needs a rule: pass cactus_delta or cactus_rule beside it.")
+        _warn_of_adaptive(call)
         return original(*args, **kwargs)
     setting = CallSettings(model, call, RunOptions.of(options, rule))
     if not setting.has_draft():
@@ -262,6 +264,19 @@ def _call(
     check_together(rule, setting.options)
     warn_of_support(rule)
     return run(setting, original, rule)
+
+
+def _warn_of_adaptive(call: dict[str, Any]) -> None:
+    """Says that a call without options runs in a loop that does not know the schedule "adaptive"."""
+    draft = call.get("assistant_model")
+    configs = (call.get("generation_config"), getattr(draft, "generation_config", None))
+    schedules = [call.get("num_assistant_tokens_schedule")]
+    schedules += [getattr(config, "num_assistant_tokens_schedule", None) for config in configs]
+    if draft is not None and next((schedule for schedule in schedules if schedule), None) == "adaptive":
+        advise(
+            "num_assistant_tokens_schedule='adaptive' has no effect in transformers' own loop, which a call without "
+            "cactus options runs in: pass one, such as cactus_delta=0, which is lossless."
+        )
 
 
 def _by_name(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

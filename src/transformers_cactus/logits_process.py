@@ -72,8 +72,8 @@ class CactusLogitsProcessor(LogitsProcessor):
 
         Args:
             sequence (`torch.LongTensor` of shape `[1, prefix + block]`): Prefix and drafted tokens. Where a block ends
-                at a token that was drafted, as by a stopping condition, that entry is overwritten: the loop then sees a
-                mismatch there, and emits nothing beyond.
+                at a token that was drafted, as by a stopping condition, that entry is overwritten: the loop then sees
+                a mismatch there, and emits nothing beyond.
             draft_scores (`torch.Tensor` of shape `[1, block, draft_vocab]` or `None`): What they were drawn from.
             prefix_length (`int`): Tokens before the block.
         """

@@ -30,7 +30,7 @@ def save_options(folder: str | os.PathLike[str], config: GenerationConfig, **ent
 
 
 class Unsavable:
-    """A value of an option that JSON does not have: of a dataclass transformers would write `null`, which means off."""
+    """A value that JSON does not have: transformers writes `null` for a dataclass, and that would mean off."""
 
     def to_dict(self) -> NoReturn:
         """What transformers calls where it writes or prints a configuration that holds the object.
