@@ -200,6 +200,11 @@ def test_the_command_finds_checks_and_writes(folders, invoke, tmp_path):
     assert "do_sample=True, temperature=0.6, top_k=20, top_p=0.95" in " ".join(result.output.split())
     again = invoke("calibrate", *arguments, "--no-check", "--json", tmp_path / "again.json")
     assert again.exit_code == 0 and "generated with it" not in again.output
+    # Without --prompts, a file that has fewer than the default is taken whole: here, the same eight.
+    arguments.remove("--prompts")
+    arguments.remove(8)
+    again = invoke("calibrate", *arguments, "--no-check", "--json", tmp_path / "again.json")
+    assert again.exit_code == 0, again.output
     assert json.loads((tmp_path / "again.json").read_text())["calibration"]["delta"] == delta
 
 
@@ -211,6 +216,10 @@ def test_the_command_finds_checks_and_writes(folders, invoke, tmp_path):
         (["--target-kl", "0.1", "--temperature", "0"], "temperature and top_p must be above 0"),
         (["--target-kl", "0.1", "--verifier", "x"], "name both --verifier and --draft"),
         (["--target-kl", "0.1", "--json", "/no/such/folder/x.json"], "no such folder"),
+        (["--target-kl", "0.1", "--data", "prompts.jsnl/x/y"], "--data: no such file: prompts.jsnl/x/y"),
+        (["--target-kl", "0.1", "--data", "prompts.txt"], "--data: no such file: prompts.txt"),
+        (["--target-kl", "0.1", "--data", __file__, "--prompts", "9999"], "prompts, 9999 are asked for"),
+        (["--target-kl", "0.1", "--quick", "--prompts", "7"], "--quick has 6 prompts of its own"),
     ],
 )
 def test_wrong_options_are_one_line(invoke, arguments, message):
