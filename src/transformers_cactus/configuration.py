@@ -316,7 +316,7 @@ def delta_plan(rule: AcceptanceRule, options: RunOptions, prompts: int, repeats:
         if len(budget) not in (1, prompts) or (isinstance(options.budget, Tensor) and len(budget) != prompts):
             raise ValueError(
                 f"cactus_budget has {counted(len(budget), 'number')}, the call has {counted(prompts, 'prompt')}: give "
-                "one number, or one for each prompt."
+                "one number, or one for each prompt (in a pipeline, for each of batch_size)."
             )
         budget = budget.expand(prompts).repeat_interleave(repeats)
     return DeltaPlan(rule, options.schedule, budget, options.budget_window)
