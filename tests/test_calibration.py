@@ -146,6 +146,7 @@ def test_costs_are_times_of_forwards(pair):
         ({}, "exactly one of .* got none"),
         ({"target_kl": 0.1, "target_acceptance": 0.5}, "exactly one"),
         ({"target_kl": 0.0}, "above 0"),
+        ({"target_kl": -1.0}, "target_kl must be above 0 and finite, got -1"),
         ({"target_kl": float("nan")}, "target_kl must be"),
         ({"target_acceptance": 1.0}, "between 0 and 1"),
         ({"target_kl": 0.1, "rule": "optimal"}, "one with a delta"),
@@ -181,7 +182,10 @@ def invoke(monkeypatch):
 
 
 def test_the_command_finds_checks_and_writes(folders, invoke, tmp_path):
-    GenerationConfig(eos_token_id=7, max_length=50).save_pretrained(tmp_path)
+    config = GenerationConfig(eos_token_id=7, max_length=50)
+    # As in a model that came without a generation_config.json: transformers forgets options that stand beside it.
+    config._from_model_config = True
+    config.save_pretrained(tmp_path)
     arguments = ["--verifier", folders / "verifier", "--draft", folders / "draft", "--data", folders / "prompts.txt"]
     arguments += ["--prompts", 8, "--max-new-tokens", 12, "--target-acceptance", 0.7, "--dtype", "float32"]
     result = invoke("calibrate", *arguments, "--write", tmp_path, "--json", tmp_path / "numbers.json")
@@ -192,8 +196,15 @@ def test_the_command_finds_checks_and_writes(folders, invoke, tmp_path):
     assert f"{delta['value']:.4g}" in result.output and "generated with it" in result.output
     written = GenerationConfig.from_pretrained(tmp_path)
     assert written.cactus_delta == delta["value"] and written.cactus_rule == "cactus" and written.eos_token_id == 7
+    assert (written.do_sample, written.temperature, written.top_k, written.top_p) == (True, 0.6, 20, 0.95)
+    assert "do_sample=True, temperature=0.6, top_k=20, top_p=0.95" in " ".join(result.output.split())
     again = invoke("calibrate", *arguments, "--no-check", "--json", tmp_path / "again.json")
     assert again.exit_code == 0 and "generated with it" not in again.output
+    # Without --prompts, a file that has fewer than the default is taken whole: here, the same eight.
+    arguments.remove("--prompts")
+    arguments.remove(8)
+    again = invoke("calibrate", *arguments, "--no-check", "--json", tmp_path / "again.json")
+    assert again.exit_code == 0, again.output
     assert json.loads((tmp_path / "again.json").read_text())["calibration"]["delta"] == delta
 
 
@@ -205,6 +216,10 @@ def test_the_command_finds_checks_and_writes(folders, invoke, tmp_path):
         (["--target-kl", "0.1", "--temperature", "0"], "temperature and top_p must be above 0"),
         (["--target-kl", "0.1", "--verifier", "x"], "name both --verifier and --draft"),
         (["--target-kl", "0.1", "--json", "/no/such/folder/x.json"], "no such folder"),
+        (["--target-kl", "0.1", "--data", "prompts.jsnl/x/y"], "--data: no such file: prompts.jsnl/x/y"),
+        (["--target-kl", "0.1", "--data", "prompts.txt"], "--data: no such file: prompts.txt"),
+        (["--target-kl", "0.1", "--data", __file__, "--prompts", "9999"], "prompts, 9999 are asked for"),
+        (["--target-kl", "0.1", "--quick", "--prompts", "7"], "--quick has 6 prompts of its own"),
     ],
 )
 def test_wrong_options_are_one_line(invoke, arguments, message):

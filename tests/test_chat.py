@@ -84,6 +84,14 @@ def test_delta_and_rule_are_what_the_next_answer_uses(models):
         ("/stats", "nothing was answered yet"),
         ("/save", "/save takes one file name"),
         ("/save /nowhere/at/all", "No such file"),
+        ("/save one two", "/save takes one file name, got one two"),
+        ("/save 'one", "No closing quotation"),
+        ("/delta 1 2", "/delta takes one number, got 1 2"),
+        ("/clear x", "/clear takes nothing, got x"),
+        ("/stats now", "/stats takes nothing, got now"),
+        ("/colours maybe", "/colours takes nothing"),
+        ("/help foo", "/help takes nothing"),
+        ("/", "no command /: see /help; // sends a text that begins with /"),
     ],
 )
 def test_wrong_commands_are_explained_and_change_nothing(models, line, message):
@@ -108,6 +116,31 @@ def test_stats_save_and_clear(models, tmp_path):
     assert [message["role"] for message in saved["messages"]] == ["user", "assistant"] * 2
     assert [answer["acceptance"]["emitted"] for answer in saved["answers"]] == [10, 10]
     assert len(chat.conversation.messages) == 2 and len(chat.turns) == 1
+
+
+def test_a_text_may_begin_with_a_slash_and_quit_is_exit(models):
+    chat, _ = talk(models, "//usr", "abc", "/quit")
+    assert [message["content"] for message in chat.conversation.messages[::2]] == ["/usr", "abc"]
+
+
+def test_a_file_is_saved_with_its_settings_and_not_overwritten(models, tmp_path):
+    file = tmp_path / "two words.json"
+    _, written = talk(models, f"/save '{file}'", f"/save '{file}'", num_assistant_tokens=3)
+    assert f"saved to {file}" in written
+    assert f"{file} exists and is not overwritten: /save '{tmp_path / 'two words-2.json'}'" in written
+    saved = json.loads(file.read_text())
+    assert saved["seed"] is None and saved["options"]["num_assistant_tokens"] == 3 and saved["messages"] == []
+
+
+def test_stats_count_in_words(models):
+    _, written = talk(models, "abc", "/stats", max_new_tokens=1)
+    assert "1 token in 1 round: 0 of " in written and "prompt tokens read\n" in written
+    assert "remembered" not in written
+
+
+def test_a_rules_delta_is_kept_for_the_next_rule(models):
+    chat, _ = talk(models, "/rule cactus delta=0.3", "/rule typical", "/rule cactus-exact")
+    assert str(chat.rule) == "CactusExact(delta=0.3)"
 
 
 def test_colours_on_request(models):
@@ -152,16 +185,20 @@ def test_from_the_command_line(tmp_path):
         chat_tokenizer().save_pretrained(tmp_path / name)
     pair = ["--verifier", str(tmp_path / "verifier"), "--draft", str(tmp_path / "draft")]
     command = [sys.executable, "-c", "from transformers_cactus.cli import main; main()", "chat", *pair]
-    command += ["--max-new-tokens", "5", "--seed", "0", "--delta", "0.75"]
-    finished = subprocess.run(command, input="abc\n/stats\n/exit\n", capture_output=True, text=True, check=False)
+    command += ["--max-new-tokens", "5", "--seed", "4", "--rule", "lenience", "--parameter", "factor=2"]
+    lines = f"abc\n/stats\n/save {tmp_path / 'chat.json'}\n/exit\n"
+    finished = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.startswith("Cactus(delta=0.75); /help") and "5 tokens in" in finished.stdout
+    assert finished.stdout.startswith("Lenience(factor=2); /help") and "5 tokens in" in finished.stdout
+    assert json.loads((tmp_path / "chat.json").read_text())["seed"] == 4
     assert "\x1b" not in finished.stdout and finished.stderr == ""
     runner = CliRunner()
     for wrong in (
         pair[:2],
         [*pair, "--temperature", "0"],
         [*pair, "--delta", "-1"],
+        [*pair, "--rule", "top-k"],
+        [*pair, "--rule", "top-k", "--parameter", "top_k=3", "--delta", "1"],
         ["--prompt-lookup-num-tokens", "5", *pair],
     ):
         assert runner.invoke(app, ["chat", *wrong]).exit_code == 2

@@ -22,6 +22,7 @@ from transformers_cactus.cli.generate_run import check_options
 from transformers_cactus.cli.measure import Measured, System
 from transformers_cactus.cli.options import Rule, Verification
 from transformers_cactus.configuration import RULES, build_rule
+from transformers_cactus.paths import looks_like_path
 from transformers_cactus.pieces import TextPieces
 
 CHARACTERS = [chr(code) for code in range(32, 127)]
@@ -107,6 +108,7 @@ def test_missing_extra_is_explained(monkeypatch):
         ),
         (["generate", "--prompt", "Hi", "--verifier", "x", "--delta", "1"], "needs something that drafts"),
         (["generate", "--prompt", "Hi", "--draft", "x", "--prompt-lookup-num-tokens", "3"], "not both"),
+        (["generate", "--prompt", "Hi", "--no-chat", "--system", "s"], "--system is for the chat template"),
         (["generate", "--verifier", "x"], "the prompt is empty"),
         (["generate", "--prompt", "Hi", "--prompt-file", __file__], "not both"),
         (["generate", "--prompt", "Hi", "--json", "/no/such/folder/x.json"], "no such folder"),
@@ -131,6 +133,24 @@ def test_unknown_models_are_one_line(invoke, folders, command, side):
     result = invoke(command, "--prompt", "Hi", "--verifier", named["verifier"], "--draft", named["draft"])
     assert result.exit_code == 1
     assert result.stderr.startswith(f"error: cannot load the {side}") and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "is_path"),
+    [
+        ("gpt2", False),
+        ("Qwen/Qwen3-8B", False),
+        ("prompts.jsonl", True),
+        ("/models/a", True),
+        ("./a", True),
+        ("a/b/c", True),
+        ("here/missing", True),
+    ],
+)
+def test_what_looks_like_a_path_is_not_asked_for_on_the_hub(tmp_path, monkeypatch, name, is_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    assert looks_like_path(name) is is_path
 
 
 def test_unknown_device_is_one_line(invoke, folders):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 import tiny_models
 import tiny_tokenizers
@@ -112,6 +113,38 @@ def test_an_error_leaves_the_conversation_as_it_was(models):
     assert conversation.messages == before
     reply = conversation.send(TURNS[1], **GREEDY)
     assert reply.text == plain_answer(models[0], conversation.tokenizer, conversation.messages[:-1])
+
+
+def test_an_answer_without_cactus(models):
+    conversation = Conversation(*models, chat_tokenizer())
+    options = {"do_sample": False, "max_new_tokens": 4, **LETTERS}
+    for given in ({}, {"cactus_delta": None}):
+        reply = conversation.send(TURNS[0], **options, **given)
+        assert reply.acceptance is None and reply.text == conversation.messages[-1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "error", "message"),
+    [
+        ("a", {"return_dict_in_generate": False}, ValueError, "leave out return_dict_in_generate=False"),
+        ("a", {"num_return_sequences": 2}, ValueError, "num_return_sequences must be 1, got 2"),
+        (
+            "a",
+            {"generation_config": GenerationConfig(do_sample=True, num_return_sequences=2)},
+            ValueError,
+            "must be 1, got 2",
+        ),
+        (None, {}, TypeError, "what the user says must be a string, got NoneType"),
+        ([{"role": "user", "content": "a"}], {}, TypeError, "must be a string, got list: one message"),
+    ],
+)
+def test_what_cannot_be_sent(models, text, options, error, message):
+    conversation = Conversation(*models, chat_tokenizer())
+    with pytest.raises(error, match=message):
+        conversation.send(text, **GREEDY | options)
+    assert conversation.messages == []
+    with pytest.raises(TypeError, match="the system message must be a string, got int"):
+        Conversation(*models, chat_tokenizer(), system=3)
 
 
 def test_clear_and_prompt_lookup(models):

@@ -115,6 +115,8 @@ def test_delta_between_two_marks():
         DeltaBetween(7, 8, -1.0)
     with pytest.raises(ValueError, match="opening and closing are both token 0"):
         DeltaBetween(0, 0, 0.5)
+    with pytest.raises(ValueError, match="opening must be a token id, at least 0, got -1"):
+        DeltaBetween(-1, 8, 0.5)
     with pytest.raises(TypeError, match=r"opening must be a token id, got '<think>': tokenizer.convert_tokens_to_ids"):
         DeltaBetween("<think>", "</think>", 0.5)
     output = call("fast", 200, cactus_delta=DeltaBetween(opening=2, closing=5, inside=GENEROUS))

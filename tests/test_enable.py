@@ -3,10 +3,11 @@
 import copy
 import inspect
 import threading
+import warnings
 
 import pytest
 import torch
-from transformers import GenerationMixin, LogitsProcessor, StoppingCriteria
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 import tiny_models
@@ -118,6 +119,23 @@ def test_calls_without_options_reach_the_original_untouched(models, everywhere, 
     ((model, args, passed),) = calls
     assert model is verifier and args[0] is PROMPT and len(args) == 1
     assert passed.keys() == kwargs.keys() and all(passed[name] is kwargs[name] for name in kwargs)
+
+
+@pytest.mark.parametrize("place", ["call", "config", "draft"])
+def test_the_adaptive_schedule_needs_an_option(models, place):
+    verifier, draft = models
+    schedule = {"num_assistant_tokens_schedule": "adaptive"}
+    given = {"call": schedule, "config": {"generation_config": GenerationConfig(**schedule)}, "draft": {}}[place]
+    if place == "draft":
+        draft.generation_config.num_assistant_tokens_schedule = "adaptive"
+    options = {"do_sample": False, "max_new_tokens": 4, **given}
+    with transformers_cactus.enabled(verifier):
+        with pytest.warns(UserWarning, match="'adaptive' has no effect in transformers' own loop.*cactus_delta=0"):
+            verifier.generate(PROMPT, assistant_model=draft, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            verifier.generate(PROMPT, assistant_model=draft, cactus_delta=0, **options)
+            verifier.generate(PROMPT, **options)
 
 
 def test_generate_works_on_enabled_and_plain_models(models):

@@ -306,7 +306,7 @@ def write(file, text):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.txt", "one\n", "has 1 prompts, 2 are asked for"),
+        ("a.txt", "one\n", "has 1 prompt, 2 are asked for"),
         ("a.jsonl", '{"prompt": "one"}\n{"answer": "two"}\n', "entry 2 of .* has no prompt"),
         ("a.jsonl", '{"prompt": "one"}\n{"prompt"\n', "line 2 of .* is no JSON"),
     ],

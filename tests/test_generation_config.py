@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 import tiny_models
 import transformers_cactus
+from transformers_cactus import Cactus, DeltaBetween, TopK
 
 PROMPT = torch.tensor([[5, 17, 33, 8, 64, 21]])
 OPTIONS = {"do_sample": True, "max_new_tokens": 16, "return_dict_in_generate": True}
@@ -60,6 +61,23 @@ def test_none_turns_it_off(loaded):
     assert "acceptance" not in output
     output = generated(verifier, assistant_model=draft, generation_config=GenerationConfig(cactus_delta=None))
     assert "acceptance" not in output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cactus_delta": DeltaBetween(7, 8, 0.5)},
+        {"cactus_rule": Cactus(0.5)},
+        {"cactus_rule": TopK(3)},
+    ],
+)
+def test_objects_are_not_saved_as_if_they_were_nothing(loaded, tmp_path, options):
+    verifier, draft = loaded
+    verifier.generation_config = GenerationConfig(**options)
+    if "cactus_rule" in options:
+        assert generated(verifier, assistant_model=draft).acceptance.rounds > 0
+    with pytest.raises(TypeError, match=r"(DeltaBetween|Cactus|TopK)\(.* cannot be written .* numbers, names, lists"):
+        verifier.save_pretrained(tmp_path / "objects")
 
 
 def test_without_a_draft_the_model_generates_plainly_and_says_so(loaded):

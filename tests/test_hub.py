@@ -14,6 +14,7 @@ import tiny_tokenizers
 import transformers_cactus
 from hub_stand_in import HubStandIn
 from transformers_cactus.cli.app import app
+from transformers_cactus.configuration import OPTIONS, PARAMETERS
 from transformers_cactus.hub import export_hub
 from transformers_cactus.hub.sources import flat_sources
 
@@ -55,6 +56,8 @@ def test_code_alone(python, tmp_path):
     assert requirements[1].startswith("transformers>=5") and requirements[0].startswith("torch>=")
     card = (repository / "README.md").read_text()
     assert card.startswith("---\n") and "custom_generate" in card and 'custom_generate="cactus"' in card
+    for option in set(OPTIONS) - set(PARAMETERS) | {"cactus_delta", "num_assistant_tokens_schedule"}:
+        assert f"`{option}" in card
     assert "$" not in card and "Apache License" in (repository / "LICENSE").read_text()
 
     printed = clean_environment.run(python, "clean_code_repository.py", tmp_path / "cache", repository)
@@ -112,7 +115,7 @@ def test_what_is_refused(tmp_path):
         export_hub(tmp_path / "new", delta=-1)
     assert not (tmp_path / "new").exists()
     runner = CliRunner()
-    for wrong in (["--verifier", "x"], ["--private"]):
+    for wrong in (["--verifier", "x"], ["--private"], ["--dtype", "bfloat16"]):
         assert runner.invoke(app, ["export-hub", str(tmp_path / "new"), *wrong]).exit_code == 2
 
 

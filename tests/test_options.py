@@ -178,6 +178,28 @@ def test_none_turns_off_what_the_config_says(verifier, draft):
     assert torch.equal(output.sequences, verifier.generate(**plain, assistant_model=draft).sequences)
 
 
+def test_none_leaves_the_rule_of_the_same_call(verifier, draft):
+    expected = run(verifier, assistant_model=draft, cactus_rule="optimal", cactus_multiplier=2.0)
+    verifier.generation_config.cactus_delta = 1.0
+    given = {"cactus_delta": None, "cactus_rule": "optimal", "cactus_multiplier": 2.0}
+    assert same(expected, run(verifier, assistant_model=draft, **given))
+    by_config = GenerationConfig(**given)
+    assert same(expected, run(verifier, assistant_model=draft, generation_config=by_config))
+    # A call's own None is about what the configs say, their rules included.
+    assert "acceptance" not in run(verifier, assistant_model=draft, generation_config=by_config, cactus_delta=None)
+    unset = {"cactus_rule": None, "cactus_budget": None, "cactus_certificate": False}
+    assert "acceptance" not in run(verifier, assistant_model=draft, cactus_delta=None, **unset)
+
+
+def test_turning_off_the_budget_turns_off_the_configs_window(verifier, draft):
+    expected = run(verifier, assistant_model=draft, cactus_delta=0.5)
+    config = GenerationConfig(cactus_delta=0.5, cactus_budget=0.01, cactus_budget_window=4)
+    assert not same(expected, run(verifier, assistant_model=draft, generation_config=config))
+    assert same(expected, run(verifier, assistant_model=draft, generation_config=config, cactus_budget=None))
+    with pytest.raises(ValueError, match="there is none"):
+        run(verifier, assistant_model=draft, cactus_delta=0.5, cactus_budget=None, cactus_budget_window=4)
+
+
 NO_MODEL_RUNS = [
     ("no draft", {"cactus_delta": 0.75}, ValueError, "assistant_model=.*prompt_lookup_num_tokens"),
     ("negative", {"cactus_delta": -0.1}, ValueError, "delta must be at least 0.*-0.1"),
@@ -214,7 +236,20 @@ NO_MODEL_RUNS = [
         "cactus_ensemble_weight: weight",
     ),
     ("no k", {"cactus_rule": "top-k"}, ValueError, "needs cactus_top_k"),
-    ("many k", {"cactus_rule": "top-k", "cactus_top_k": [3]}, TypeError, "cactus_top_k: k must be a whole number"),
+    ("many k", {"cactus_rule": "top-k", "cactus_top_k": [3]}, TypeError, r"cactus_top_k: k must be .*, got \[3\]\."),
+    (
+        "off and a budget",
+        {"cactus_delta": None, "cactus_budget": 1.0},
+        ValueError,
+        "cactus_delta=None turns Cactus off, and cactus_budget beside it",
+    ),
+    (
+        "off and more",
+        {"cactus_delta": None, "cactus_certificate": True, "cactus_verification": "block"},
+        ValueError,
+        "cactus_certificate, cactus_verification beside it",
+    ),
+    ("off and on", {"cactus_delta": None, "cactus_rule": "cactus"}, ValueError, "needs cactus_delta"),
     (
         "recovery",
         {"cactus_rule": "typical", "cactus_recovery_from": "mode"},
@@ -295,6 +330,15 @@ def test_one_warning_for_an_option_that_the_rule_does_not_take(verifier, draft):
     with pytest.warns(UserWarning) as recorded:
         run(verifier, assistant_model=draft, cactus_rule="speculative", cactus_delta=0.75)
     assert only_warning(recorded) == "cactus_delta has no effect with cactus_rule='speculative'."
+
+
+@pytest.mark.parametrize("engine", ["fast", "stock"])
+def test_a_schedule_for_a_rule_without_delta_is_such_an_option_too(verifier, draft, engine):
+    options = {"assistant_model": draft, "cactus_engine": engine, "cactus_rule": "typical"}
+    with pytest.warns(UserWarning) as recorded:
+        output = run(verifier, **options, cactus_delta=lambda generated: 0.5)
+    assert only_warning(recorded) == "cactus_delta has no effect with cactus_rule='typical'."
+    assert same(output, run(verifier, **options))
 
 
 @pytest.mark.parametrize("engine", ["auto", "stock"])

@@ -129,6 +129,30 @@ def test_wrong_options(pipe):
         transformers_cactus.pipeline("text-generation", model=pipe.model, tokenizer=pipe.tokenizer, cactus_detla=1.0)
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"cactus_delta": -0.25}, ValueError, "cactus_delta: delta must be at least 0"),
+        ({"cactus_rule": "lenience"}, ValueError, "needs cactus_factor"),
+        ({"cactus_delta": 0.5, "cactus_budget": -1}, ValueError, "cactus_budget must be at least 0"),
+        ({"cactus_rule": "typical", "cactus_budget": 1.0}, ValueError, "has no delta"),
+    ],
+)
+def test_options_are_checked_when_the_pipeline_is_made(pipe, options, error, message):
+    with pytest.raises(error, match=message):
+        transformers_cactus.pipeline("text-generation", model=pipe.model, tokenizer=pipe.tokenizer, **options)
+
+
+def test_options_that_calls_complete(pipe, runs):
+    verifier, draft = tiny_models.pair("llama")
+    models = {"model": verifier, "tokenizer": pipe.tokenizer, "assistant_model": draft, "device": "cpu"}
+    later = transformers_cactus.pipeline("text-generation", **models, cactus_budget=1.0)
+    later("abc", cactus_delta=0.5, **NEW)
+    assert runs[-1][1] == "Cactus(delta=0.5)"
+    with pytest.raises(ValueError, match=r"2 prompts, the call has 1: .*in a pipeline, for each of batch_size"):
+        later(["abc", "de"], cactus_delta=[0.1, 0.2], **NEW)
+
+
 def test_speech(runs):
     verifier, draft = tiny_models.pair("whisper")
     pipe = transformers_cactus.pipeline(

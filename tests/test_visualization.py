@@ -11,7 +11,7 @@ from rich.console import Console
 import tiny_models
 import tiny_tokenizers
 import transformers_cactus
-from transformers_cactus import Origin, SequenceStatistics, Visualization, visualize
+from transformers_cactus import Origin, Reply, SequenceStatistics, Visualization, visualize
 from transformers_cactus.visualization import COLOURS
 
 TOKENIZER = tiny_tokenizers.build()
@@ -94,6 +94,11 @@ def test_one_sequence_of_a_batch():
         view = visualize(output, TOKENIZER, sequence=row)
         expected = TOKENIZER.decode(output.sequences[row, 6 : 6 + length], skip_special_tokens=True)
         assert "".join(view.pieces) == expected and len(view.pieces) == length
+        console = Console(record=True, width=120, file=io.StringIO())
+        console.print(view)
+        for shown in (view.html(), console.export_text()):
+            assert f"Sequence {row} of 2, counted from 0; sequence=... shows another." in shown
+    assert "Sequence" not in visualize(generated(**tiny_models.prompts([6])), TOKENIZER).html()
     with pytest.raises(IndexError, match="no sequence 2: the output has 2"):
         visualize(output, TOKENIZER, sequence=2)
 
@@ -106,6 +111,13 @@ def test_in_a_terminal():
     assert text.startswith("one two three\n") and "1  drawn again after a rejection" in text
     assert "mean accepted length 0.50" in text
     assert "background-color" in console.export_html()
+
+
+def test_a_reply_of_a_conversation():
+    reply = Reply("", generated(**tiny_models.prompts([6])), 6, 0)
+    assert visualize(reply, TOKENIZER) == visualize(reply.output, TOKENIZER)
+    with pytest.raises(TypeError, match=r"tokenizer, which has decode\(\), got NoneType"):
+        visualize(reply, None)
 
 
 def test_an_output_without_statistics():

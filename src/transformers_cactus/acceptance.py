@@ -28,12 +28,13 @@ from typing_extensions import override
 from .budget import closed_form_gamma, exact_gamma, two_point_kl
 from .parameters import check_parameter, per_sequence
 from .rows import Rows
+from .saving import Unsavable
 
 RuleT = TypeVar("RuleT", bound="AcceptanceRule")
 BudgetRuleT = TypeVar("BudgetRuleT", bound="BudgetRule")
 
 
-class AcceptanceRule(ABC):
+class AcceptanceRule(ABC, Unsavable):
     """An acceptance probability `phi` and a recovery distribution `g`: all that speculative sampling needs to know.
 
     A rule is an immutable value. Its numeric parameters may be tensors of shape `[batch]`, one value per sequence.

@@ -59,6 +59,9 @@ PARAMETERS: dict[str, str] = {
 }
 """Options that set a parameter of the rule, and that parameter's name."""
 
+ONE_FOR_ALL = frozenset({"cactus_recovery_from", "cactus_top_k", "cactus_within_support"})
+"""Those among them that are the same for all prompts of a call."""
+
 ENGINES = ("auto", "fast", "stock")
 """What `cactus_engine` takes."""
 
@@ -125,12 +128,12 @@ class RunOptions:
             )
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> RunOptions:
-        """Those among all options, `None` where unset."""
+    def of(cls, options: Mapping[str, Any], rule: AcceptanceRule) -> RunOptions:
+        """Those among all options, `None` where unset, for a call with this rule."""
         given = {field.name: options.get(f"cactus_{field.name}") for field in dataclasses.fields(cls)}
         # In float64: a limit that is never exceeded is not to be rounded up.
         given["budget"] = _numbers("cactus_budget", given["budget"], torch.float64)
-        if callable(options.get("cactus_delta")):
+        if callable(options.get("cactus_delta")) and isinstance(rule, BudgetRule):
             given["schedule"] = options["cactus_delta"]
         return cls(**{name: value for name, value in given.items() if value is not None})
 
@@ -161,6 +164,42 @@ def options_of(config: Any) -> dict[str, Any]:
     given = {} if config is None else {k: v for k, v in vars(config).items() if k.startswith("cactus_")}
     _check_known(given, "generation_config entry")
     return given
+
+
+def merged(*levels: Mapping[str, Any]) -> dict[str, Any]:
+    """Options from several places as one; later places win.
+
+    A place that turns off the budget turns off the window that an earlier one has for it.
+    """
+    options: dict[str, Any] = {}
+    for level in levels:
+        if level.get("cactus_budget", ...) is None:
+            options.pop("cactus_budget_window", None)
+        options |= level
+    return options
+
+
+def is_turned_off(given: Mapping[str, Any]) -> bool:
+    """Whether a call says `cactus_delta=None` and nothing that needs a rule.
+
+    Args:
+        given (`Mapping`): The options that the call itself has.
+
+    Raises:
+        ValueError: If it says `None`, gives no rule, and has options that go with one.
+    """
+    if given.get("cactus_delta", ...) is not None or given.get("cactus_rule") is not None:
+        return False
+    # Which loop to take is no matter where there is nothing for it to do.
+    contrary = [
+        name for name, value in given.items() if value is not None and value is not False and name != "cactus_engine"
+    ]
+    if contrary:
+        raise ValueError(
+            f"cactus_delta=None turns Cactus off, and {_listed(contrary)} beside it asks for it: give cactus_delta a "
+            "number, or name a cactus_rule that has none, or leave the rest out (None where a pipeline has it)."
+        )
+    return True
 
 
 def build_rule(options: Mapping[str, Any]) -> AcceptanceRule | None:
@@ -207,7 +246,11 @@ def build_rule(options: Mapping[str, Any]) -> AcceptanceRule | None:
         raise ValueError(f"cactus_rule={rule!r} needs {_listed(missing)}.")
     for option in options.keys() - takes.keys():
         advise(f"{option} has no effect with cactus_rule={rule!r}.")
-    given = {name: _numbers(option, options[option]) for option, name in takes.items() if option in options}
+    given = {
+        name: options[option] if option in ONE_FOR_ALL else _numbers(option, options[option])
+        for option, name in takes.items()
+        if option in options
+    }
     if "delta" in takes.values() and callable(given["delta"]):
         # Whether it can be called is to be known before anything runs.
         given["delta"] = scheduled(given["delta"], [])
@@ -281,7 +324,7 @@ def delta_plan(rule: AcceptanceRule, options: RunOptions, prompts: int, repeats:
         if len(budget) not in (1, prompts) or (isinstance(options.budget, Tensor) and len(budget) != prompts):
             raise ValueError(
                 f"cactus_budget has {counted(len(budget), 'number')}, the call has {counted(prompts, 'prompt')}: give "
-                "one number, or one for each prompt."
+                "one number, or one for each prompt (in a pipeline, for each of batch_size)."
             )
         budget = budget.expand(prompts).repeat_interleave(repeats)
     return DeltaPlan(rule, options.schedule, budget, options.budget_window)

@@ -11,8 +11,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from . import _compat
 from .cache import RaggedCache
+from .configuration import RunOptions
 from .integration import generate
 from .outputs import AcceptanceStatistics
+from .settings import CallSettings
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,9 @@ class Reply:
     """How many of them the verifier still had in its cache, so that they were not read again."""
 
     @property
-    def acceptance(self) -> AcceptanceStatistics:
-        """Acceptance statistics of the answer."""
-        statistics: AcceptanceStatistics = self.output["acceptance"]
+    def acceptance(self) -> AcceptanceStatistics | None:
+        """Acceptance statistics of the answer; `None` where no `cactus_*` option was on."""
+        statistics: AcceptanceStatistics | None = self.output.get("acceptance")
         return statistics
 
 
@@ -49,6 +51,7 @@ class Conversation:
 
     Raises:
         ValueError: If the tokenizer has no chat template.
+        TypeError: If the system message is no text.
 
     Example:
         ```python
@@ -67,6 +70,8 @@ class Conversation:
     ):
         if getattr(tokenizer, "chat_template", None) is None:
             raise ValueError("a conversation needs a tokenizer with a chat template.")
+        if system is not None:
+            _check_text("the system message", system)
         self.verifier = verifier
         self.draft = draft
         self.tokenizer = tokenizer
@@ -94,6 +99,12 @@ class Conversation:
         Raises:
             TypeError, ValueError: If an option is wrong. The conversation is then as it was before.
         """
+        _check_text("what the user says", text)
+        if not options.get("return_dict_in_generate", True):
+            raise ValueError("a conversation needs the whole output: leave out return_dict_in_generate=False.")
+        answers = CallSettings(self.verifier, options, RunOptions())["num_return_sequences"] or 1
+        if answers != 1:
+            raise ValueError(f"a conversation goes on from one answer: num_return_sequences must be 1, got {answers}.")
         messages = [*self.messages, {"role": "user", "content": text}]
         encoded = self.tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
@@ -125,3 +136,8 @@ class Conversation:
         if common < known:
             cache.crop(common - known)
         return cache if common else None
+
+
+def _check_text(what: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise TypeError(f"{what} must be a string, got {type(text).__name__}: one message, not a list of them.")

@@ -437,7 +437,7 @@ def rule_for_batch(rule: AcceptanceRule, batch: int, repeats: int) -> Acceptance
     if size is not None and size * repeats != batch:
         raise ValueError(
             f"{rule} has parameters for {counted(size, 'prompt')}, the call has {batch // repeats}: give one number, "
-            "or one for each prompt."
+            "or one for each prompt (in a pipeline, for each of batch_size)."
         )
     return rule if repeats == 1 else rule.select(torch.arange(batch // repeats).repeat_interleave(repeats))
 

@@ -12,6 +12,7 @@ from .acceptance import AcceptanceRule, BudgetRule
 from .divergences import divergence_at
 from .parameters import check_parameter
 from .rows import Rows, widest_float
+from .saving import Unsavable
 
 Schedule = Callable[[list[int]], float]
 """The budget of a position, given the generated tokens before it."""
@@ -27,7 +28,7 @@ LEFTOVER = 1e-3
 
 
 @dataclass(frozen=True)
-class DeltaBetween:
+class DeltaBetween(Unsavable):
     """A schedule for `cactus_delta`: one budget between two marks of the text, and another outside.
 
     For example generous where a reasoning model thinks and strict where it answers.
@@ -41,7 +42,7 @@ class DeltaBetween:
             template has written the opening mark.
 
     Raises:
-        ValueError: If a budget is negative or NaN, or both marks are the same token.
+        ValueError: If a budget is negative or NaN, a mark is negative, or both marks are the same token.
         TypeError: If a budget is no number, or a mark no token id.
 
     Example:
@@ -64,6 +65,8 @@ class DeltaBetween:
                 raise TypeError(
                     f"{name} must be a token id, got {mark!r}: tokenizer.convert_tokens_to_ids('<think>') looks it up."
                 )
+            if mark < 0:
+                raise ValueError(f"{name} must be a token id, at least 0, got {mark}.")
         if self.opening == self.closing:
             raise ValueError(
                 f"opening and closing are both token {self.opening}. A tokenizer gives the same id to all texts that "

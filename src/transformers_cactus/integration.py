@@ -14,7 +14,16 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from . import _compat
 from .advice import advise
-from .configuration import RunOptions, build_rule, check_together, options_of, pop_options, warn_of_support
+from .configuration import (
+    RunOptions,
+    build_rule,
+    check_together,
+    is_turned_off,
+    merged,
+    options_of,
+    pop_options,
+    warn_of_support,
+)
 from .engines import run
 from .settings import CallSettings
 
@@ -28,7 +37,8 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
             (`assistant_model`, `prompt_lookup_num_tokens`, `assistant_early_exit` ...), and:
         cactus_delta (`float`, `list` or `torch.Tensor` of shape `[batch]`, *optional*): Budget in nats for raising a
             drafted token's probability, at least 0; one for all sequences or one for each. 0 is lossless speculative
-            sampling. `None` turns off what the generation config says. In the divergence's own unit with
+            sampling. `None` turns off what the generation config says, or leaves the rule to a `cactus_rule` without
+            one in the same call. In the divergence's own unit with
             `"chi-square"`, `"total-variation"` and `"squared-hellinger"`. Or a schedule: a function that gets the list
             of a sequence's generated tokens before a position and returns the budget there, such as [`DeltaBetween`];
             it is called for every drafted position, which takes one transfer of the block to the host.
@@ -239,14 +249,14 @@ def _call(
     if getattr(config, "is_assistant", False) or _is_ours(call.get("custom_generate")):
         # A draft model's own call, or the inner call of a model that is enabled twice.
         return original(*args, **kwargs)
-    options = {**options_of(model.generation_config), **options_of(config), **given}
-    decisive = given or options_of(config)
-    rule = None if decisive.get("cactus_delta", 0) is None else build_rule(options)
+    options = merged(options_of(model.generation_config), options_of(config), given)
+    rule = None if is_turned_off(given or options_of(config)) else build_rule(options)
     if rule is None:
         if given.get("cactus_engine") is not None and "cactus_delta" not in given:
             raise ValueError("cactus_engine needs a rule: pass cactus_delta or cactus_rule beside it.")
+        _warn_of_adaptive(call)
         return original(*args, **kwargs)
-    setting = CallSettings(model, call, RunOptions.of(options))
+    setting = CallSettings(model, call, RunOptions.of(options, rule))
     if not setting.has_draft():
         setting.call["assistant_model"] = find_draft()
     if not setting.has_draft() and not given and not options_of(config):
@@ -258,6 +268,19 @@ def _call(
     check_together(rule, setting.options)
     warn_of_support(rule)
     return run(setting, original, rule)
+
+
+def _warn_of_adaptive(call: dict[str, Any]) -> None:
+    """Says that a call without options runs in a loop that does not know the schedule "adaptive"."""
+    draft = call.get("assistant_model")
+    configs = (call.get("generation_config"), getattr(draft, "generation_config", None))
+    schedules = [call.get("num_assistant_tokens_schedule")]
+    schedules += [getattr(config, "num_assistant_tokens_schedule", None) for config in configs]
+    if draft is not None and next((schedule for schedule in schedules if schedule), None) == "adaptive":
+        advise(
+            "num_assistant_tokens_schedule='adaptive' has no effect in transformers' own loop, which a call without "
+            "cactus options runs in: pass one, such as cactus_delta=0, which is lossless."
+        )
 
 
 def _by_name(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

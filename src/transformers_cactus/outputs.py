@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from .parameters import counted
+
 
 class Origin(str, Enum):
     """Where an emitted token came from."""
@@ -153,7 +155,7 @@ class AcceptanceStatistics:
         per_token = self.total_divergence / self.emitted if self.emitted else 0.0
         spent = f", really spent {self.total_certificate / self.emitted:.4f}" if self.certificate else ""
         return (
-            f"{self.emitted} tokens in {self.rounds} rounds: {self.accepted} of {self.drafted} drafted tokens "
-            f"accepted ({relaxed} thanks to the relaxed rule), mean accepted length {self.mean_accepted_length:.2f}, "
-            f"divergence {per_token:.4f}{spent} nats a token"
+            f"{counted(self.emitted, 'token')} in {counted(self.rounds, 'round')}: {self.accepted} of "
+            f"{counted(self.drafted, 'drafted token')} accepted ({relaxed} thanks to the relaxed rule), "
+            f"mean accepted length {self.mean_accepted_length:.2f}, divergence {per_token:.4f}{spent} nats a token"
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import transformers
 
-from .configuration import pop_options
+from .configuration import RunOptions, build_rule, check_together, merged, options_of, pop_options
 from .integration import enable
 
 
@@ -24,7 +24,8 @@ def pipeline(*args: Any, **kwargs: Any) -> transformers.Pipeline:
         `transformers.Pipeline`: An ordinary pipeline.
 
     Raises:
-        TypeError: If an option is unknown, or the task does not pass it on to `generate`.
+        TypeError, ValueError: If an option is unknown or out of range, options do not go together, or the task does
+            not pass one on to `generate`.
 
     Example:
         ```python
@@ -34,7 +35,8 @@ def pipeline(*args: Any, **kwargs: Any) -> transformers.Pipeline:
         pipe(["What is a cactus?", "Where do cactuses grow?"], batch_size=2, cactus_delta=0.75)
         ```
     """
-    given = pop_options(dict(kwargs)).keys() | ({"assistant_model"} & kwargs.keys())
+    options = pop_options(dict(kwargs))
+    given = options.keys() | ({"assistant_model"} & kwargs.keys())
     pipe = transformers.pipeline(*args, **kwargs)
     lost = sorted(given - pipe._forward_params.keys())
     if lost:
@@ -42,5 +44,11 @@ def pipeline(*args: Any, **kwargs: Any) -> transformers.Pipeline:
             f"the pipeline for {pipe.task!r} does not pass {', '.join(lost)} on to the model: give them in each call "
             "as generate_kwargs={...}."
         )
+    if options.get("cactus_delta") is not None or options.get("cactus_rule") is not None:
+        # Without either, calls and the model's config have the say.
+        options = merged(options_of(pipe.model.generation_config), options)
+        rule = build_rule(options)
+        assert rule is not None
+        check_together(rule, RunOptions.of(options, rule))
     enable(pipe.model)
     return pipe

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
+from .conversation import Reply
 from .outputs import AcceptanceStatistics, Origin, SequenceStatistics
 from .pieces import TextPieces
 
@@ -53,14 +54,19 @@ class Visualization:
     """The text that each token adds."""
     statistics: SequenceStatistics
     """Its origins, divergences and rounds."""
+    sequence: int = 0
+    """Its place among the output's sequences."""
+    sequences: int = 1
+    """How many the output has."""
 
     def html(self) -> str:
         """The HTML fragment: tokens, legend, and a bar chart of the accepted lengths, one bar for each round."""
         tokens = "".join(map(_token, self.pieces, self.statistics.origins, self.statistics.divergence))
         summary = html.escape(str(AcceptanceStatistics([self.statistics])))
+        heading = f'<div style="font-size:.85em;opacity:.8">{self._heading()}</div>' if self._heading() else ""
         return (
             '<div style="font-family:system-ui,sans-serif;max-width:60em;line-height:1.7">'
-            f'<div style="white-space:pre-wrap">{tokens}</div>'
+            f'{heading}<div style="white-space:pre-wrap">{tokens}</div>'
             f'<div style="margin-top:.8em;font-size:.85em">{self._legend()}</div>{self._chart()}'
             f'<div style="font-size:.85em;opacity:.8">{summary}</div></div>'
         )
@@ -72,6 +78,8 @@ class Visualization:
         from rich.text import Text
 
         text = Text()
+        if self._heading():
+            text.append(f"{self._heading()}\n", "dim")
         for piece, origin, divergence in zip(
             self.pieces, self.statistics.origins, self.statistics.divergence, strict=True
         ):
@@ -82,6 +90,12 @@ class Visualization:
             text.append(MEANINGS[origin], _rich_style(origin, 0.0))
         text.append(f"\n\n{AcceptanceStatistics([self.statistics])}", "dim")
         return text
+
+    def _heading(self) -> str:
+        """Which sequence of a batch this is."""
+        if self.sequences == 1:
+            return ""
+        return f"Sequence {self.sequence} of {self.sequences}, counted from 0; sequence=... shows another."
 
     def _counts(self) -> Iterator[tuple[Origin, int]]:
         counts = Counter(self.statistics.origins)
@@ -115,15 +129,16 @@ def visualize(output: Any, tokenizer: PreTrainedTokenizerBase, sequence: int = 0
     """Shows where the tokens of an output came from.
 
     Args:
-        output (`ModelOutput`): What `generate` returned with cactus options and `return_dict_in_generate=True`.
+        output (`ModelOutput` or [`Reply`]): What `generate` returned with cactus options and
+            `return_dict_in_generate=True`, or a conversation's answer.
         tokenizer (`PreTrainedTokenizerBase`): The verifier's.
-        sequence (`int`, *optional*, defaults to 0): Which of the returned sequences.
+        sequence (`int`, *optional*, defaults to 0): Which of the returned sequences, counted from 0.
 
     Returns:
         [`Visualization`]: With an HTML representation for notebooks, and one for rich.
 
     Raises:
-        TypeError: If the output carries no statistics.
+        TypeError: If the output carries no statistics, or the tokenizer is none.
         IndexError: If there is no such sequence.
 
     Example:
@@ -134,11 +149,17 @@ def visualize(output: Any, tokenizer: PreTrainedTokenizerBase, sequence: int = 0
         visualize(output, tokenizer)  # as the last line of a notebook's cell
         ```
     """
+    if isinstance(output, Reply):
+        output = output.output
     acceptance = getattr(output, "acceptance", None)
     if not isinstance(acceptance, AcceptanceStatistics):
         raise TypeError(
             "visualize() needs an output with acceptance statistics: call generate() with cactus options and "
             "return_dict_in_generate=True."
+        )
+    if not callable(getattr(tokenizer, "decode", None)):
+        raise TypeError(
+            f"visualize() needs the verifier's tokenizer, which has decode(), got {type(tokenizer).__name__}."
         )
     if not 0 <= sequence < len(acceptance.sequences):
         raise IndexError(f"there is no sequence {sequence}: the output has {len(acceptance.sequences)}.")
@@ -146,7 +167,8 @@ def visualize(output: Any, tokenizer: PreTrainedTokenizerBase, sequence: int = 0
     prompt = output.sequences.shape[1] - max(len(one.origins) for one in acceptance.sequences)
     tokens = output.sequences[sequence, prompt : prompt + len(statistics.origins)].tolist()
     text = TextPieces(tokenizer)
-    return Visualization([text.push(token) for token in tokens], statistics)
+    pieces = [text.push(token) for token in tokens]
+    return Visualization(pieces, statistics, sequence, len(acceptance.sequences))
 
 
 def _shade(divergence: float) -> float:

@@ -18,6 +18,7 @@ from .evaluation_setup import (
     Temperature,
     TopK,
     TopP,
+    check_data,
     check_pair,
     sampling_of,
 )
@@ -83,7 +84,7 @@ def calibrate(
             metavar="FOLDER",
             exists=True,
             file_okay=False,
-            help="Write the rule and its delta into this model's generation_config.json.",
+            help="Write the rule, its delta and the sampling settings into this model's generation_config.json.",
             rich_help_panel=REPORT,
         ),
     ] = None,
@@ -101,6 +102,7 @@ def calibrate(
         from .calibrate_run import CalibrateRequest, run_calibrate
 
         check_pair(verifier, draft)
+        check_data(data, prompts, quick)
         targets = {"target_kl": target_kl, "target_acceptance": target_acceptance, "target_speedup": target_speedup}
         try:
             check_target(targets)

@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 
 from ..evaluation import Calibration, Sampling, calibrate, check_calibration
 from ..evaluation.estimates import Estimate
+from ..saving import save_options
 from .evaluation_setup import load, progress_bar, prompts_for
 from .machine import describe_machine, describe_versions
 from .models import quiet_transformers
@@ -87,7 +88,9 @@ def run_calibrate(request: CalibrateRequest, console: Console) -> None:
         "length has another delta.[/]"
     )
     if request.write is not None:
-        console.print(f"wrote cactus_delta={found.delta.value:.4g} to {write_delta(request.write, found)}")
+        file = write_delta(request.write, found)
+        settings = ", ".join(f"{name}={value}" for name, value in found.sampling.options.items())
+        console.print(f"wrote cactus_delta={found.delta.value:.4g}, and {settings}, for which it holds, to {file}")
     if request.json_file is not None:
         numbers = {
             "command": "calibrate",
@@ -133,7 +136,8 @@ def as_table(found: Calibration, checked: Estimate | None) -> Table:
 
 
 def write_delta(folder: Path, found: Calibration) -> Path:
-    """Puts the rule and its delta into a folder's `generation_config.json`, which keeps its other entries.
+    """Puts the rule, its delta and the sampling settings that it was found for into a folder's
+    `generation_config.json`, which keeps its other entries.
 
     Returns:
         `Path`: The file.
@@ -141,11 +145,11 @@ def write_delta(folder: Path, found: Calibration) -> Path:
     Raises:
         OSError: If the folder holds a configuration that cannot be read.
     """
-    file = folder / "generation_config.json"
-    config = GenerationConfig.from_pretrained(folder) if file.exists() else GenerationConfig()
-    config.update(cactus_delta=found.delta.value, cactus_rule=found.rule, allow_custom_entries=True)
-    config.save_pretrained(folder)
-    return file
+    there = (folder / "generation_config.json").exists()
+    config = GenerationConfig.from_pretrained(folder) if there else GenerationConfig()
+    return save_options(
+        folder, config, cactus_delta=found.delta.value, cactus_rule=found.rule, **found.sampling.options
+    )
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,19 @@ from typing import Annotated, Any
 import typer
 
 from .failures import one_line, usage_error
-from .options import CACTUS, MODELS, REPORT, RUNNING, SAMPLING, TEXT, Device, Dtype, Verifier
+from .options import (
+    CACTUS,
+    MODELS,
+    REPORT,
+    RUNNING,
+    SAMPLING,
+    TEXT,
+    Device,
+    Dtype,
+    Parameters,
+    RuleChoice,
+    Verifier,
+)
 
 EPILOG = (
     "Examples:\n\n"
@@ -34,8 +46,11 @@ def chat(
         int | None, typer.Option(min=0, help="Same seed, same chat. Default: random.", rich_help_panel=SAMPLING)
     ] = None,
     delta: Annotated[
-        float, typer.Option(help="Budget in nats to start with; 0 is lossless.", rich_help_panel=CACTUS)
-    ] = 0.25,
+        float | None,
+        typer.Option(help="Budget in nats to start with; 0 is lossless. Default: 0.25.", rich_help_panel=CACTUS),
+    ] = None,
+    rule: RuleChoice = None,
+    parameter: Parameters = None,
     num_assistant_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens drafted in a round.", rich_help_panel=CACTUS)
     ] = None,
@@ -57,6 +72,7 @@ def chat(
         from .chat_run import run_chat
         from .chat_settings import ChatRule
         from .models import dtype_named
+        from .rule_parameters import with_flags
 
         if prompt_lookup_num_tokens is not None and draft is not None:
             raise usage_error("give --draft or --prompt-lookup-num-tokens, not both.")
@@ -65,9 +81,11 @@ def chat(
         if not temperature > 0:
             raise usage_error(f"--temperature must be above 0, got {temperature}.")
         try:
-            rule = ChatRule(delta)
-        except ValueError as error:
-            raise usage_error(f"--delta: {error}") from error
+            chosen = ChatRule()
+            words = (parameter or []) + ([] if delta is None else [f"delta={delta}"])
+            chosen.set_rule(["cactus" if rule is None else rule.value, *words])
+        except (TypeError, ValueError) as error:
+            raise usage_error(with_flags(str(error))) from error
         options: dict[str, Any] = {
             "do_sample": True,
             "max_new_tokens": max_new_tokens,
@@ -92,7 +110,7 @@ def chat(
                 "trust_remote_code": trust_remote_code,
             },
             options=options,
-            rule=rule,
+            rule=chosen,
             system=system,
             seed=seed,
             coloured=colours,

@@ -49,7 +49,9 @@ class ChatRule:
         options: dict[str, Any] = {"cactus_rule": words[0]}
         if "cactus_delta" in parameters_of(words[0]):
             options["cactus_delta"] = self._delta
-        self._take(options | read_parameters(words[0], words[1:]))
+        options |= read_parameters(words[0], words[1:])
+        self._take(options)
+        self._delta = options.get("cactus_delta", self._delta)
 
     def _take(self, options: dict[str, Any]) -> None:
         build_rule(options)

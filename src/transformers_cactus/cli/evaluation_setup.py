@@ -39,7 +39,11 @@ Data = Annotated[
 ]
 Prompts = Annotated[
     int | None,
-    typer.Option(min=2, help=f"How many prompts. Default: 32, with --quick {len(PROMPTS)}.", rich_help_panel=TEXT),
+    typer.Option(
+        min=2,
+        help=f"How many prompts. Default: 32, with --quick {len(PROMPTS)}; all of a file that has fewer.",
+        rich_help_panel=TEXT,
+    ),
 ]
 MaxNewTokens = Annotated[
     int | None,
@@ -79,20 +83,31 @@ def load(verifier: str | None, draft: str | None, dtype: str, device: str | None
     return load_pair(verifier, draft, **arithmetic_for(dtype_named(dtype), place)._asdict(), device=place)
 
 
+def check_data(data: str | None, count: int | None, quick: bool) -> None:
+    """Leaves with a usage error, before a model is loaded, where the prompts that are asked for are not there."""
+    from ..evaluation.prompts import check_source
+
+    if data is None and quick and count is not None and count > len(PROMPTS):
+        raise usage_error(f"--quick has {len(PROMPTS)} prompts of its own: give --data for more.")
+    if data is not None:
+        try:
+            check_source(data, count)
+        except (OSError, ValueError, ImportError) as error:
+            raise usage_error(f"--data: {error}") from error
+
+
 def prompts_for(pair: Pair, data: str | None, count: int | None, quick: bool, seed: int) -> list[list[int]]:
     """Token ids of prompts, from where the options say."""
     from ..evaluation import read_prompts, write_prompts
     from .prompt import encode
 
     if data is None and quick:
-        if count is not None and count > len(PROMPTS):
-            raise ValueError(f"--quick has {len(PROMPTS)} prompts of its own: give --data for more.")
         chosen = list(PROMPTS.values())[:count]
         return [encode(pair.tokenizer, prompt)["input_ids"][0].tolist() for prompt in chosen]
-    count = count or (len(PROMPTS) if quick else 32)
+    number = count or (len(PROMPTS) if quick else 32)
     if data is not None:
-        return read_prompts(data, pair.tokenizer, count)
-    return write_prompts(pair.verifier, pair.tokenizer, count, seed)
+        return read_prompts(data, pair.tokenizer, number, or_fewer=count is None)
+    return write_prompts(pair.verifier, pair.tokenizer, number, seed)
 
 
 @contextmanager

@@ -33,8 +33,9 @@ def export_hub(
         float, typer.Option(help="cactus_delta of an included model and of the examples.", rich_help_panel=MODELS)
     ] = 0.5,
     dtype: Annotated[
-        Dtype, typer.Option(help="Number format of an included pair.", rich_help_panel=RUNNING)
-    ] = Dtype.AUTO,
+        Dtype | None,
+        typer.Option(help="Number format of an included pair. Default: the models' own.", rich_help_panel=RUNNING),
+    ] = None,
     push_to_hub: Annotated[
         str | None, typer.Option(metavar="USER/NAME", help="Upload it to this repository.", rich_help_panel=HUB)
     ] = None,
@@ -45,12 +46,14 @@ def export_hub(
     """Write a repository with which transformers runs Cactus, without this package."""
     if (verifier is None) != (draft is None):
         raise usage_error("--verifier and --draft go together.")
+    if dtype is not None and verifier is None:
+        raise usage_error("--dtype is of an included pair: name --verifier and --draft.")
     if private and push_to_hub is None:
         raise usage_error("--private needs --push-to-hub.")
     with one_line():
         from .export_run import run_export
 
-        files = run_export(folder, verifier, draft, delta=delta, dtype=dtype.value, name=push_to_hub)
+        files = run_export(folder, verifier, draft, delta=delta, dtype=(dtype or Dtype.AUTO).value, name=push_to_hub)
         typer.echo(f"wrote {len(files)} files to {folder}")
         if push_to_hub is not None:
             from ..hub import push_to_hub as upload

@@ -20,7 +20,8 @@ from .options import (
     Engine,
     EngineChoice,
     JsonFile,
-    Rule,
+    Parameters,
+    RuleChoice,
     Verification,
     Verifier,
     check_writable,
@@ -104,19 +105,8 @@ def generate(
             rich_help_panel=CACTUS,
         ),
     ] = None,
-    rule: Annotated[
-        Rule | None, typer.Option(help="Acceptance rule. Default: cactus.", rich_help_panel=CACTUS)
-    ] = None,
-    parameter: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="A parameter of the rule; repeat for more. lenience: factor. optimal: multiplier. ensemble: "
-            "ensemble_weight, within_support. typical: posterior_threshold, posterior_alpha, recovery_from. top-k: "
-            "top_k. The others have --delta, or none.",
-            rich_help_panel=CACTUS,
-        ),
-    ] = None,
+    rule: RuleChoice = None,
+    parameter: Parameters = None,
     budget: Annotated[
         float | None,
         typer.Option(
@@ -197,6 +187,8 @@ def generate(
         try:
             if certificate and not stats and json_file is None:
                 raise ValueError("--certificate is for a report: give --stats or --json FILE beside it.")
+            if chat is False and system is not None:
+                raise ValueError("--system is for the chat template: leave out --no-chat, or put it into the prompt.")
             words = (parameter or []) + ([] if delta is None else [f"delta={delta}"])
             choice = None if rule is None else rule.value
             options = check_options({k: v for k, v in given.items() if v is not None}, choice, words, draft, verifier)

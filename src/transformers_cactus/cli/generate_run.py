@@ -77,7 +77,7 @@ def check_options(
         options |= read_parameters(chosen, parameters)
         built = build_rule(_cactus(options))
         assert built is not None
-        check_together(built, RunOptions.of(_cactus(options)))
+        check_together(built, RunOptions.of(_cactus(options), built))
         if not built.is_lossless:
             options.setdefault("do_sample", True)
     if "num_assistant_tokens" in options:

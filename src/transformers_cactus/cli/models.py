@@ -22,6 +22,7 @@ from ..demo import Arithmetic, pack_linear_layers, pick_arithmetic
 from ..demo.bundled import bundled_verifier
 from ..demo.pair import SHIPPED_DRAFT
 from ..demo.shared_draft import load_shared_draft, shares_embeddings
+from ..paths import looks_like_path
 
 
 class Models(NamedTuple):
@@ -142,7 +143,7 @@ def _model_class(config: Any) -> Any:
 
 
 def _load(role: str, auto_class: Any, name: str, **options: Any) -> Any:
-    if not os.path.isdir(name) and (name.startswith((".", "~", os.sep)) or name.count("/") > 1):
+    if not os.path.isdir(name) and looks_like_path(name):
         raise OSError(f"cannot load the {role}: there is no folder {name!r}")
     try:
         return auto_class.from_pretrained(name, **options)

@@ -63,6 +63,20 @@ class Verification(str, Enum):
     BLOCK = "block"
 
 
+RuleChoice = Annotated[
+    Rule | None, typer.Option("--rule", help="Acceptance rule. Default: cactus.", rich_help_panel=CACTUS)
+]
+Parameters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--parameter",
+        metavar="NAME=VALUE",
+        help="A parameter of the rule; repeat for more. lenience: factor. optimal: multiplier. ensemble: "
+        "ensemble_weight, within_support. typical: posterior_threshold, posterior_alpha, recovery_from. top-k: "
+        "top_k. The others have --delta, or none.",
+        rich_help_panel=CACTUS,
+    ),
+]
 Verifier = Annotated[
     str | None,
     typer.Option(

@@ -17,6 +17,7 @@ from .evaluation_setup import (
     Temperature,
     TopK,
     TopP,
+    check_data,
     check_pair,
     sampling_of,
 )
@@ -93,6 +94,7 @@ def sweep(
         if find_spec("matplotlib") is None:
             raise ImportError("the figure needs matplotlib: pip install matplotlib")
         check_pair(verifier, draft)
+        check_data(data, prompts, quick)
         if generated == 1:
             raise usage_error("--generated must be 0, or at least 2 for intervals.")
         blocks = num_assistant_tokens or [4, 8]

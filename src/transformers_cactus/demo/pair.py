@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ..paths import looks_like_path
 from .arithmetic import pick_arithmetic
 from .bundled import bundled_verifier
 from .packed_linear import pack_linear_layers
@@ -123,7 +124,7 @@ def _token_ids_only(config: GenerationConfig) -> GenerationConfig:
 def _one_line_errors(role: str, name: str) -> Iterator[None]:
     """Say which model could not be loaded, and why in one line."""
     try:
-        if name.startswith((".", "/", "~")) and not Path(name).is_dir():
+        if not Path(name).is_dir() and looks_like_path(name):
             raise OSError("there is no such folder")
         yield
     except (OSError, ValueError) as error:

@@ -9,6 +9,7 @@ of a text that was generated with `delta` are not quite these. [`check_calibrati
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,6 @@ from transformers import PreTrainedModel
 from ..acceptance import AcceptanceRule, BudgetRule
 from ..configuration import RULES
 from ..integration import generate
-from ..parameters import check_parameter
 from .costs import Costs, measure_costs
 from .curves import DELTAS, Curves, reached
 from .estimates import Estimate, column, ratio, resampling
@@ -218,9 +218,10 @@ def check_target(targets: dict[str, float | None]) -> tuple[str, float]:
     if len(given) != 1:
         raise ValueError(f"give exactly one of {', '.join(targets)}, got {', '.join(given) or 'none'}.")
     (name, value), *_ = given.items()
-    check_parameter(name, value, unit="a target", per_sequence=False)
+    allowed = "between 0 and 1" if name == "target_acceptance" else "above 0 and finite"
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number {allowed}, got {value!r}.")
     if not value > 0 or math.isinf(value) or (name == "target_acceptance" and value >= 1):
-        allowed = "between 0 and 1" if name == "target_acceptance" else "above 0 and finite"
         raise ValueError(f"{name} must be {allowed}, got {value:g}.")
     return name, float(value)
 

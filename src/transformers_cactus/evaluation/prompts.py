@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..parameters import counted
+from ..paths import looks_like_path
 from .sampling import Sampling
 from .texts import end_tokens, write_answers
 
@@ -58,8 +61,29 @@ def _frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     return [first], []
 
 
+def check_source(source: str, count: int | None) -> None:
+    """Raises for a source from which prompts cannot be read. What is no local file is not looked at.
+
+    Args:
+        source (`str`): As in [`read_prompts`].
+        count (`int` or `None`): How many are asked for; `None` if any number of at least two will do.
+
+    Raises:
+        ValueError: If there are fewer entries, or a line is no JSON.
+        OSError, ImportError: If the source cannot be read.
+    """
+    if not Path(source).is_file():
+        _check_name(source)
+        return
+    found = sum(1 for _ in _entries(source, ""))
+    if count is not None and found < count:
+        raise ValueError(f"{source} has {counted(found, 'prompt')}, {count} are asked for.")
+    if found < 2:
+        raise ValueError(f"{source} has {counted(found, 'prompt')}: an interval takes at least two.")
+
+
 def read_prompts(
-    source: str, tokenizer: PreTrainedTokenizerBase, count: int, *, split: str = "train"
+    source: str, tokenizer: PreTrainedTokenizerBase, count: int, *, split: str = "train", or_fewer: bool = False
 ) -> list[list[int]]:
     """Reads prompts and wraps them in the chat template, if there is one.
 
@@ -70,6 +94,7 @@ def read_prompts(
         tokenizer (`PreTrainedTokenizerBase`): The verifier's.
         count (`int`): The first so many entries are taken.
         split (`str`, *optional*, defaults to `"train"`): Of a data set.
+        or_fewer (`bool`, *optional*, defaults to `False`): Whether all entries will do where there are fewer.
 
     Returns:
         `list[list[int]]`: Token ids.
@@ -85,8 +110,8 @@ def read_prompts(
         if not content:
             raise ValueError(f"entry {number} of {source} has no prompt: none of {', '.join(FIELDS)} is filled.")
         prompts.append(_encoded(tokenizer, content))
-    if len(prompts) < count:
-        raise ValueError(f"{source} has {len(prompts)} prompts, {count} are asked for.")
+    if len(prompts) < count and not or_fewer:
+        raise ValueError(f"{source} has {counted(len(prompts), 'prompt')}, {count} are asked for.")
     return prompts
 
 
@@ -97,11 +122,18 @@ def _entries(source: str, split: str) -> Iterator[Any]:
         if file.suffix not in (".jsonl", ".json"):
             return iter(lines)
         return (_parsed(line, number, source) for number, line in enumerate(lines, 1))
-    try:
-        import datasets
-    except ImportError as error:
-        raise ImportError(f"{source} is no file, and reading a data set needs: pip install datasets") from error
+    _check_name(source)
+    import datasets
+
     return iter(datasets.load_dataset(source, split=split, streaming=True))
+
+
+def _check_name(source: str) -> None:
+    """Raises for a name that no data set can have, or where no data set can be read."""
+    if looks_like_path(source) and not Path(source).exists():
+        raise FileNotFoundError(f"no such file: {source}")
+    if find_spec("datasets") is None:
+        raise ImportError(f"{source} is no file, and reading a data set needs: pip install datasets")
 
 
 def _parsed(line: str, number: int, source: str) -> Any:

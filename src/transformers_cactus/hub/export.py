@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.metadata
 import os
 from pathlib import Path
@@ -15,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._version import __version__
 from ..configuration import build_rule
+from ..saving import save_options
 from .generate import DRAFT_FOLDER
 from .sources import flat_sources
 
@@ -93,11 +93,7 @@ def _save_pair(
     folder: Path, verifier: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, delta: float
 ) -> None:
     verifier.save_pretrained(folder)
-    config = copy.deepcopy(verifier.generation_config)
-    config.cactus_delta = delta
-    # Of a config that says it was made from a model's config, transformers reads known entries only.
-    config._from_model_config = False
-    config.save_pretrained(folder)
+    save_options(folder, verifier.generation_config, cactus_delta=delta)
     draft.save_pretrained(folder / DRAFT_FOLDER)
     tokenizer.save_pretrained(folder)
 

@@ -1,0 +1,45 @@
+"""`cactus_*` options in a `generation_config.json`: writing them, and what cannot be written."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+from transformers import GenerationConfig
+
+
+def save_options(folder: str | os.PathLike[str], config: GenerationConfig, **entries: Any) -> Path:
+    """Writes a configuration with further entries into a folder, so that loading it brings all of them back.
+
+    Args:
+        folder (`str` or path): A model's folder.
+        config (`GenerationConfig`): Everything else that the file says. It is left as it is.
+        **entries: The options, and whatever belongs to them.
+
+    Returns:
+        `Path`: The file.
+    """
+    config = copy.deepcopy(config)
+    config.update(**entries, allow_custom_entries=True)
+    # Of a config that says it was made from a model's config, transformers reads known entries only.
+    config._from_model_config = False
+    config.save_pretrained(folder)
+    return Path(folder) / "generation_config.json"
+
+
+class Unsavable:
+    """A value that JSON does not have: transformers writes `null` for a dataclass, and that would mean off."""
+
+    def to_dict(self) -> NoReturn:
+        """What transformers calls where it writes or prints a configuration that holds the object.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            f"{self} cannot be written or printed as part of a generation_config.json, which holds numbers, names, "
+            "lists, True and False. Pass it in the call, or set the rule by its name (cactus_rule='cactus') and its "
+            "parameters as options."
+        )
