@@ -12,7 +12,7 @@ from transformers_cactus.demo import load_pair
 
 QUESTION = "What are the main differences between living in a big city and living in a small village?"
 SAMPLING = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 100}
-WIDTH, HEIGHT, SCALE = 860, 500, 1.5
+WIDTH, HEIGHT, SCALE = 860, 530, 1.5
 """Of the window in CSS pixels, and picture pixels for one of them."""
 
 
