@@ -10,7 +10,7 @@ import torch
 import typer
 
 import transformers_cactus
-from transformers_cactus import demo
+from transformers_cactus import demo, rules
 from transformers_cactus.cli.app import app
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +70,7 @@ def test_every_public_name_is_in_the_reference():
     )
     assert "rules" in named and len(set(named)) == len(named)
     public = set(transformers_cactus.__all__) - {"__version__"}
-    assert public - set(named) == set(transformers_cactus.rules.__all__)
+    assert public - set(named) == set(rules.__all__)
 
 
 def test_what_pages_take_from_the_readme_is_there():
