@@ -76,8 +76,14 @@ def test_objects_are_not_saved_as_if_they_were_nothing(loaded, tmp_path, options
     verifier.generation_config = GenerationConfig(**options)
     if "cactus_rule" in options:
         assert generated(verifier, assistant_model=draft).acceptance.rounds > 0
-    with pytest.raises(TypeError, match=r"(DeltaBetween|Cactus|TopK)\(.* cannot be written .* numbers, names, lists"):
-        verifier.save_pretrained(tmp_path / "objects")
+    assert "is no number, name or list" in repr(verifier.generation_config)
+    verifier.save_pretrained(tmp_path / "objects")
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "objects")
+    with (
+        transformers_cactus.enabled(saved),
+        pytest.raises((TypeError, ValueError), match=r"(DeltaBetween|Cactus|TopK)\(.* is no number, name or list"),
+    ):
+        generated(saved, assistant_model=draft)
 
 
 def test_without_a_draft_the_model_generates_plainly_and_says_so(loaded):

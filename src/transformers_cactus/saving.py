@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from transformers import GenerationConfig
 
@@ -32,14 +32,12 @@ def save_options(folder: str | os.PathLike[str], config: GenerationConfig, **ent
 class Unsavable:
     """A value that JSON does not have: transformers writes `null` for a dataclass, and that would mean off."""
 
-    def to_dict(self) -> NoReturn:
-        """What transformers calls where it writes or prints a configuration that holds the object.
+    def to_dict(self) -> dict[str, str]:
+        """What transformers puts in the object's place where it prints or writes a configuration that holds it.
 
-        Raises:
-            TypeError: Always.
+        Printing has to work, so writing does too; whoever loads what was written hears that it is no option.
         """
-        raise TypeError(
-            f"{self} cannot be written or printed as part of a generation_config.json, which holds numbers, names, "
-            "lists, True and False. Pass it in the call, or set the rule by its name (cactus_rule='cactus') and its "
-            "parameters as options."
-        )
+        return {
+            "cannot be loaded": f"{self} is no number, name or list. Set the rule by its name and its parameters as "
+            "options, or pass it in the call."
+        }
