@@ -281,7 +281,7 @@ def test_rules_without_a_target_are_refused(rule):
 
 
 def test_what_else_is_refused():
-    with pytest.raises(ValueError, match=r"fast engine only. cactus_engine='stock'"):
+    with pytest.raises(ValueError, match=r"fast engine only, not with cactus_engine='stock'"):
         call("speculative", "other", 2, 1, cactus_engine="stock")
     with pytest.raises(ValueError, match=r"must be one of 'token', 'block', got 'tree'"):
         call("speculative", "other", 2, 1, cactus_verification="tree")

@@ -169,7 +169,7 @@ def test_wrong_number_of_budgets(rule, repeats):
 
     hooks = [model.register_forward_pre_hook(fail) for model in (verifier, draft)]
     try:
-        with pytest.raises(ValueError, match=r"parameters for \d prompts, the call has 3"):
+        with pytest.raises(ValueError, match=r"parameters for \d prompts?, the call has 3"):
             fast(verifier, INPUTS, assistant_model=draft, do_sample=True, num_return_sequences=repeats, **options)
     finally:
         for hook in hooks:

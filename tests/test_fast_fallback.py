@@ -81,7 +81,7 @@ def test_wrong_number_of_budgets_for_rows_one_after_another(deltas):
 
     hooks = [model.register_forward_pre_hook(fail) for model in models("bloom")]
     try:
-        with pytest.raises(ValueError, match=rf"parameters for {len(deltas)} prompts, the call has 3"):
+        with pytest.raises(ValueError, match=rf"parameters for {len(deltas)} prompts?, the call has 3"):
             fast(
                 models("bloom")[0],
                 INPUTS,
