@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -348,7 +349,11 @@ def test_a_missing_compiler_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     done = subprocess.run(
-        [sys.executable, "-W", "always", "-c", NO_COMPILER], cwd="tests", capture_output=True, text=True, timeout=300
+        [sys.executable, "-W", "always", "-c", NO_COMPILER],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert "cactus_compile=True has no effect: torch.compile does not work here: InvalidCxxCompiler" in done.stderr
