@@ -217,11 +217,14 @@ class RaggedLayer(CacheLayerMixin):
 
     def get_seq_length(self) -> int:
         """Return the longest length, or an upper bound of it."""
+        if self.rows.targets is not None:
+            # Some models ask although they are given positions, and a graph is for one answer.
+            return self.key_buffer.shape[2] - self.rows.targets.shape[1]
         return self.rows.filled
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return how many keys `update` returns, and the position of the first."""
-        return self.rows.filled + query_length, 0
+        return self.get_seq_length() + query_length, 0
 
     def get_max_length(self) -> int:
         """Return -1: the buffers grow."""
