@@ -12,6 +12,7 @@ hooks. "AL" is the mean accepted length: accepted drafted tokens per round, with
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +23,11 @@ import torch
 from transformers_cactus.demo import Pair
 from transformers_cactus.evaluation.costs import measure_costs
 from transformers_cactus.evaluation.sampling import PAPER
+
+if not __package__:
+    # `python benchmarks/overhead.py`: the other modules of the package are found from the folder above.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    __package__ = "benchmarks"
 
 from .common import (
     PeakMemory,
