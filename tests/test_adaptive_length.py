@@ -1,5 +1,6 @@
 """The adaptive block length: what it reaches against every constant one, and that it leaves the law alone."""
 
+import copy
 import random
 import statistics
 import time
@@ -107,6 +108,16 @@ def test_short_calls_go_on_from_what_earlier_ones_have_learned():
         fast(verifier, inputs, do_sample=True, max_new_tokens=20, **common)
         seen.append(experience_of(verifier, common["assistant_model"]).rounds)
     assert 0 < seen[0] < seen[1]
+
+
+def test_texts_too_short_to_learn_from():
+    # Of two tokens the first round may draft one, and is not timed; the second has no room for a draft.
+    verifier, other = tiny_models.pair("llama")
+    draft, schedule = copy.deepcopy(other), {"num_assistant_tokens_schedule": "adaptive"}
+    for new in [2] * 12 + [20]:
+        fast(verifier, tiny_models.prompts([7]), assistant_model=draft, do_sample=True, max_new_tokens=new, **schedule)
+    experience = experience_of(verifier, draft)
+    assert experience.rounds > 12 and experience.times[1].knows_drafting
 
 
 @pytest.mark.filterwarnings(IGNORE_GREEDY)

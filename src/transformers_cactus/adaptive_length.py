@@ -78,6 +78,11 @@ class RoundTimes:
     def __contains__(self, length: int) -> bool:
         return length in self._seconds
 
+    @property
+    def knows_drafting(self) -> bool:
+        """Whether a round with a draft has been timed, without which there is no line."""
+        return any(self._seconds)
+
     def line(self) -> tuple[float, float]:
         """Seconds of a round as `(start, step)`: `start + step * length` for every length above 0."""
         if self._line is None:
@@ -180,19 +185,27 @@ class AdaptiveLength(BlockLength):
         self._patience = self._pause = TRY_AFTER[0]
         self._trying = 0
         self._since_plain = 0
-        # The first round feeds the prompts, and the one after a pause what the draft has missed.
+        self._last: int | None = None
         self._unusual = True
-        self._choose()
+        self._speed = 0.0
 
     @property
     def reads_probabilities(self) -> bool:
         """See [`BlockLength.reads_probabilities`]."""
         return self._reads
 
+    def next(self) -> list[int]:
+        """See [`BlockLength.next`]."""
+        length = min(self._wanted(), self.longest)
+        # The first round feeds the prompts, and the one after a pause what the draft has missed.
+        self._unusual = self._last is None or (self._last == 0 and length > 0)
+        self.lengths = [length] * len(self.lengths)
+        return self.lengths
+
     def goes_on(self, probabilities: Sequence[Sequence[float]]) -> bool:
         """See [`BlockLength.goes_on`]."""
         self._probabilities = [list(rows) for rows in probabilities]
-        if self.experience.rounds < len(FIRST_LENGTHS):
+        if self._learning:
             return True
         _, step = self._times.line()
         surviving = 0.0
@@ -213,28 +226,26 @@ class AdaptiveLength(BlockLength):
             experience.rounds += 1
         self._since_plain = self._since_plain + 1 if length else 0
         self._probabilities = []
-        self._choose(length)
+        self._last = length
 
     def keep(self, kept: Sequence[int]) -> None:
         """See [`BlockLength.keep`]."""
         super().keep(kept)
-        if kept:
-            self._choose()
+        self._last = None
 
     @property
     def _times(self) -> RoundTimes:
         return self.experience.times_of(len(self.lengths))
 
-    def _choose(self, last: int | None = None) -> None:
-        """Sets the next round's length."""
-        length = self._wanted()
-        self._unusual = last is None or (last == 0 and length > 0)
-        self.lengths = [min(length, self.longest)] * len(self.lengths)
+    @property
+    def _learning(self) -> bool:
+        return self.experience.rounds < len(FIRST_LENGTHS) or not self._times.knows_drafting
 
     def _wanted(self) -> int:
-        experience, times = self.experience, self._times
-        if experience.rounds < len(FIRST_LENGTHS):
-            return FIRST_LENGTHS[experience.rounds]
+        times = self._times
+        if self._learning:
+            # Texts may be too short for the lengths that were asked for.
+            return FIRST_LENGTHS[self.experience.rounds % len(FIRST_LENGTHS)]
         best, self._speed = self._best()
         if best == 0:
             return self._retried()
