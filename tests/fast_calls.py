@@ -72,11 +72,16 @@ def drafts(verifier: Any, other: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def noisy_copy(model: Any) -> Any:
-    """A draft that is right some of the time: a copy of the verifier with noise in its output matrix."""
+def noisy_copy(model: Any, noise: float = 1 / 3) -> Any:
+    """A draft that is right some of the time: a copy of the verifier with noise in its output matrix.
+
+    Args:
+        model: the verifier.
+        noise: its standard deviation, in units of the matrix's own.
+    """
     draft = copy.deepcopy(model)
     weight = draft.get_output_embeddings().weight.data
-    weight += weight.std() / 3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    weight += noise * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
     return draft
 
 

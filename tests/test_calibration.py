@@ -1,6 +1,5 @@
 """From a target to a delta: curves and their inverses, and whether texts with that delta spend what they should."""
 
-import copy
 import json
 import math
 
@@ -11,6 +10,7 @@ from transformers import GenerationConfig
 from typer.testing import CliRunner
 
 import tiny_models
+from fast_calls import noisy_copy
 from test_cli import character_tokenizer
 from transformers_cactus import Cactus
 from transformers_cactus.cli.app import app
@@ -29,10 +29,7 @@ SAMPLING = Sampling(0.8, 12, 0.95)
 def pair():
     """A draft that is the verifier with noise in its output: as like it as real drafts are."""
     verifier = tiny_models.build("llama", hidden=32, layers=2)
-    draft = copy.deepcopy(verifier)
-    weight = draft.lm_head.weight.data
-    weight += 0.5 * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
-    return verifier, draft
+    return verifier, noisy_copy(verifier, 0.5)
 
 
 def prompts(count, seed=0):

@@ -1,16 +1,15 @@
 """The comparison of all rules: numbers, resuming, tables and the figure."""
 
-import copy
 import csv
 import json
 import re
 import warnings
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import tiny_models
+from fast_calls import noisy_copy
 from test_cli import character_tokenizer
 from transformers_cactus import Cactus, Speculative
 from transformers_cactus.cli.app import app
@@ -36,10 +35,7 @@ REQUEST = SweepRequest(
 @pytest.fixture(scope="module")
 def pair():
     verifier = tiny_models.build("llama", hidden=32, layers=2)
-    draft = copy.deepcopy(verifier)
-    weight = draft.lm_head.weight.data
-    weight += 0.5 * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
-    return verifier, draft
+    return verifier, noisy_copy(verifier, 0.5)
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,7 @@ class ModelDrafter(Drafter):
     def _feed_prompts(self, prompts: Tensor, lengths: list[int]) -> Tensor:
         if min(lengths) == max(lengths):
             return self._feed(prompts[:, self.cache.get_seq_length() :])
-        ends = torch.tensor(lengths, device=self.device)
+        ends = on_device(lengths, self.device)
         prompts = self._known(prompts)
         prefill(self.model, self.cache, prompts, ends, past_limit=True)
         return self._feed(prompts.gather(1, ends[:, None] - 1))
@@ -170,7 +170,7 @@ class ModelDrafter(Drafter):
         if not any(self._unfed_rows):
             return self._feed(last[:, None])
         assert self._unfed is not None
-        behind = torch.tensor(self._unfed_rows, device=last.device)
+        behind = on_device(self._unfed_rows, last.device).bool()
         # Rows that lack one token only end in padding, which is not committed.
         pair = torch.cat([torch.where(behind[:, None], self._unfed, last[:, None]), last[:, None]], dim=1)
         return self._feed_rows(pair, [2 if unfed else 1 for unfed in self._unfed_rows])

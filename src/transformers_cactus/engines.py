@@ -66,7 +66,7 @@ def run(setting: CallSettings, original: Generate, rule: AcceptanceRule) -> Any:
         return run_fast(setting, original, rule)
     if setting.options.verification == "block":
         raise ValueError(f"cactus_verification='block' runs in the fast engine only. {reason}")
-    if setting["assistant_model"] is not None and setting.draft_setting("num_assistant_tokens_schedule") == "adaptive":
+    if setting.is_adaptive:
         advise(
             f"num_assistant_tokens_schedule='adaptive' works in the fast engine only. {reason} Blocks are constant."
         )
@@ -156,7 +156,7 @@ def run_fast(setting: CallSettings, original: Generate, rule: AcceptanceRule) ->
         count = LONGEST_BORROWED
     elif draft is not None:
         schedule = setting.draft_setting("num_assistant_tokens_schedule") or "constant"
-        default = LONGEST_ADAPTIVE if schedule == "adaptive" else DEFAULT_BLOCK
+        default = LONGEST_ADAPTIVE if setting.is_adaptive else DEFAULT_BLOCK
         count = setting.draft_setting("num_assistant_tokens") or default
         threshold = setting.draft_setting("assistant_confidence_threshold") or 0.0
     fast_call = FastCall(

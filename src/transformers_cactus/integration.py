@@ -254,7 +254,11 @@ def _call(
     if rule is None:
         if given.get("cactus_engine") is not None and "cactus_delta" not in given:
             raise ValueError("cactus_engine needs a rule: pass cactus_delta or cactus_rule beside it.")
-        _warn_of_adaptive(call)
+        if CallSettings(model, call, RunOptions()).is_adaptive:
+            advise(
+                "num_assistant_tokens_schedule='adaptive' has no effect in transformers' own loop, which a call "
+                "without cactus options runs in: pass one, such as cactus_delta=0, which is lossless."
+            )
         return original(*args, **kwargs)
     setting = CallSettings(model, call, RunOptions.of(options, rule))
     if not setting.has_draft():
@@ -268,19 +272,6 @@ def _call(
     check_together(rule, setting.options)
     warn_of_support(rule)
     return run(setting, original, rule)
-
-
-def _warn_of_adaptive(call: dict[str, Any]) -> None:
-    """Says that a call without options runs in a loop that does not know the schedule "adaptive"."""
-    draft = call.get("assistant_model")
-    configs = (call.get("generation_config"), getattr(draft, "generation_config", None))
-    schedules = [call.get("num_assistant_tokens_schedule")]
-    schedules += [getattr(config, "num_assistant_tokens_schedule", None) for config in configs]
-    if draft is not None and next((schedule for schedule in schedules if schedule), None) == "adaptive":
-        advise(
-            "num_assistant_tokens_schedule='adaptive' has no effect in transformers' own loop, which a call without "
-            "cactus options runs in: pass one, such as cactus_delta=0, which is lossless."
-        )
 
 
 def _by_name(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .transfer import on_device
+
 
 class Sequences:
     """Prompts and what was generated behind them.
@@ -32,7 +34,6 @@ class Sequences:
         """Each row's tokens without padding, on the host."""
         self.last = input_ids[:, -1].clone()
         """Each row's last token, `[batch]`, on the device."""
-        self._ends = torch.full((batch,), self.width, device=input_ids.device)
 
     @property
     def batch_size(self) -> int:
@@ -62,7 +63,7 @@ class Sequences:
         if min(self.ends) == max(self.ends):
             self.ids[:, self.ends[0] : self.ends[0] + count] = tokens
         else:
-            columns = self._ends[:, None] + torch.arange(count, device=tokens.device)
+            columns = on_device(self.ends, self.ids.device)[:, None] + torch.arange(count, device=tokens.device)
             self.ids.scatter_(1, columns, tokens)
 
     def advance(self, emitted: Sequence[Sequence[int]], last: Tensor) -> None:
@@ -76,7 +77,6 @@ class Sequences:
             self.tokens[row] += new
             self.ends[row] += len(new)
         self.last = last
-        self._ends = torch.tensor(self.ends, device=self.ids.device)
 
     def prompt(self, row: int) -> Tensor:
         """A row's prompt without padding, `[1, length]`."""
@@ -92,7 +92,7 @@ class Sequences:
 
     def keep(self, kept: Sequence[int]) -> None:
         """Drops all rows but some."""
-        index = torch.tensor(list(kept), dtype=torch.long, device=self.ids.device)
-        self.ids, self.last, self._ends = self.ids[index], self.last[index], self._ends[index]
+        index = on_device(kept, self.ids.device)
+        self.ids, self.last = self.ids[index], self.last[index]
         for values in (self.rows, self.starts, self.ends, self.tokens):
             values[:] = [values[row] for row in kept]

@@ -69,7 +69,15 @@ class CallSettings:
     def draft_setting(self, name: str) -> Any:
         """An option that steers a draft model: this call's, else the draft's own, where transformers reads it."""
         given = self.given(name)
-        return getattr(self["assistant_model"].generation_config, name, None) if given is None else given
+        config = getattr(self["assistant_model"], "generation_config", None)
+        return getattr(config, name, None) if given is None else given
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether a draft model's blocks are to have the schedule `"adaptive"`."""
+        return (
+            self["assistant_model"] is not None and self.draft_setting("num_assistant_tokens_schedule") == "adaptive"
+        )
 
     def has_draft(self) -> bool:
         """Whether anything will propose tokens."""
