@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .divergences import EffectiveDivergence, effective_divergence
     from .effective import effective_distribution
     from .evaluation import Calibration, Sampling, calibrate, check_calibration, read_prompts, write_prompts
+    from .feature_draft import FeatureDraft, FeatureDraftConfig
     from .integration import disable, enable, enabled, generate
     from .logits_process import CactusLogitsProcessor
     from .outputs import AcceptanceStatistics, Origin, SequenceStatistics
@@ -42,6 +43,7 @@ _MODULES = {
     "divergences": ("EffectiveDivergence", "effective_divergence"),
     "effective": ("effective_distribution",),
     "evaluation": ("Calibration", "Sampling", "calibrate", "check_calibration", "read_prompts", "write_prompts"),
+    "feature_draft": ("FeatureDraft", "FeatureDraftConfig"),
     "integration": ("disable", "enable", "enabled", "generate"),
     "logits_process": ("CactusLogitsProcessor",),
     "outputs": ("AcceptanceStatistics", "Origin", "SequenceStatistics"),
@@ -76,6 +78,8 @@ __all__ = [
     "EffectiveDivergence",
     "Ensemble",
     "FDivergence",
+    "FeatureDraft",
+    "FeatureDraftConfig",
     "GammaRule",
     "JensenShannon",
     "Lenience",

@@ -254,6 +254,9 @@ class DraftMemory(NamedTuple):
     """The draft model. A weak reference: a copy of the cache must not copy the model."""
     cache: "RaggedCache"
     """Its cache, for a prefix of the rows."""
+    features: Tensor | None = None
+    """Of a feature draft: what it reads the next tokens with, `[batch, tokens, hidden]`, from the verifier's hidden
+    states."""
 
 
 class RaggedCache(Cache):

@@ -26,8 +26,11 @@ from .cache import RaggedCache
 from .compiled import CompiledForward
 from .configuration import RunOptions, delta_plan, warn_of_context, warn_of_greedy
 from .delta_plan import DeltaPlan
-from .drafting import Block, Drafter, GeneratorDrafter, ModelDrafter, PromptLookupDrafter
+from .drafting import Block, Drafter, GeneratorDrafter, PromptLookupDrafter
+from .feature_draft import FeatureDraft
+from .feature_drafting import FeatureDrafter
 from .inputs import context_limit, forward_inputs, left_align, prefill
+from .model_drafting import ModelDrafter
 from .outputs import AcceptanceStatistics, SequenceStatistics
 from .parameters import counted
 from .processing import BlockProcessor, Processed
@@ -156,11 +159,15 @@ class _FastLoop:
         self.plan = delta_plan(self.rule, call.options, len(input_ids) // repeats, repeats)
         self.drafter = self._drafter(prompt_lengths, model_kwargs)
         self.unfed: Tensor | None = None
+        self.hidden_states: list[Tensor] | None = None
         given = model_kwargs.get(_compat.cache_argument(model))
-        started = isinstance(given, RaggedCache) and given.get_seq_length() > 0
-        self.cache = self._started_cache(given if started else None, lengths)
-        if started:
+        if isinstance(given, RaggedCache) and given.get_seq_length() > 0:
+            self.cache = self._continued(given)
             self.drafter.resume(self.cache)
+        else:
+            capacity = min(self.limit + call.num_assistant_tokens, LARGEST_FIRST_CAPACITY)
+            self.cache = RaggedCache(len(prompts), device=prompts.device, capacity=capacity)
+        self._read_prompts(lengths)
 
     def run(self) -> GenerateDecoderOnlyOutput | Tensor:
         while self.sequences.batch_size:
@@ -205,7 +212,13 @@ class _FastLoop:
         tokens = torch.cat([unfed, block.tokens], dim=1)
         if self.compiled is not None and self.unfed is None:
             return self.compiled(self.cache, tokens)
-        return self.model(**forward_inputs(self.model, self.cache, tokens, size + 1)).logits[:, -size - 1 :]
+        inputs = forward_inputs(self.model, self.cache, tokens, size + 1)
+        wanted = self.drafter.hidden_states
+        if not wanted:
+            return self.model(**inputs).logits[:, -size - 1 :]
+        output = self.model(**inputs, output_hidden_states=list(wanted))
+        self.hidden_states = [output.hidden_states[place] for place in wanted]
+        return output.logits[:, -size - 1 :]
 
     def _process(self, logits: Tensor, block: Block) -> Processed:
         if self.processor.reads_prefix:
@@ -322,7 +335,10 @@ class _FastLoop:
     def _commit(self, emitted: list[list[int]], outcome: Verification) -> None:
         prompt = 0 if self.unfed is None else self.unfed.shape[1] - 1
         self.unfed = None
-        self.cache.commit([prompt + len(new) for new in emitted])
+        kept = [prompt + len(new) for new in emitted]
+        self.cache.commit(kept)
+        if self.hidden_states is not None:
+            self.drafter.read(self.hidden_states, kept)
         # Where a row was cut its last token is another one, but then the row ends.
         if not self.stopping.reads_tokens:
             longest = max(map(len, emitted))
@@ -358,17 +374,20 @@ class _FastLoop:
             return GeneratorDrafter(generator, _compat.vocab_size(self.model))
         if call.assistant_model is None:
             return PromptLookupDrafter(call.max_ngram_size, self.eos)
-        self.draft_limit = context_limit(call.assistant_model)
+        draft, processor = call.assistant_model, self.processor.without_user_defined()
+        vocab_size = _compat.vocab_size(self.model)
+        how: dict[str, Any] = {
+            "do_sample": self.do_sample,
+            "confidence_threshold": call.confidence_threshold,
+            "goes_on": self.block_length.goes_on if self.block_length.reads_probabilities else None,
+        }
+        if isinstance(draft, FeatureDraft):
+            self.draft_limit = context_limit(draft.decoder)
+            embedding = self.model.get_input_embeddings()
+            return FeatureDrafter(draft, embedding, processor, vocab_size, len(prompt_lengths), **how)
+        self.draft_limit = context_limit(draft)
         return ModelDrafter(
-            call.assistant_model,
-            self.processor.without_user_defined(),
-            _compat.vocab_size(self.model),
-            self.prompts,
-            prompt_lengths,
-            do_sample=self.do_sample,
-            confidence_threshold=call.confidence_threshold,
-            goes_on=self.block_length.goes_on if self.block_length.reads_probabilities else None,
-            compiled=self.compiled_draft,
+            draft, processor, vocab_size, self.prompts, prompt_lengths, compiled=self.compiled_draft, **how
         )
 
     def _compiled(self, model: PreTrainedModel | None, least: int, most: int) -> CompiledForward | None:
@@ -388,27 +407,30 @@ class _FastLoop:
         kind = BlockLength if call.schedule == "constant" else HeuristicLength
         return kind(call.num_assistant_tokens, rows)
 
-    def _started_cache(self, given: RaggedCache | None, lengths: Tensor) -> RaggedCache:
-        """The cache, and in `unfed` the prompt tokens that the first round feeds together with its block."""
-        if given is not None:
-            rows, filled = given.batch_size, given.get_seq_length()
-            if (rows, self.prompts.shape[1] > filled) != (len(self.prompts), True):
-                raise ValueError(
-                    f"the given cache holds {filled} tokens of {rows} sequences, and the prompts are "
-                    f"{len(self.prompts)} of {self.prompts.shape[1]} tokens: pass a cache together with the sequences "
-                    "that it was returned with, followed by at least one token that it does not hold."
-                )
-            given.automatic = False
-            self.unfed = self.prompts[:, given.get_seq_length() :]
-            return given
-        capacity = min(self.limit + self.call.num_assistant_tokens, LARGEST_FIRST_CAPACITY)
-        cache = RaggedCache(len(self.prompts), device=self.prompts.device, capacity=capacity)
-        if min(self.sequences.starts) == max(self.sequences.starts):
-            self.unfed = self.prompts
-        else:
-            # The blocks of the first round would start at different places.
-            prefill(self.model, cache, self.prompts, lengths)
-        return cache
+    def _continued(self, given: RaggedCache) -> RaggedCache:
+        rows, filled = given.batch_size, given.get_seq_length()
+        if (rows, self.prompts.shape[1] > filled) != (len(self.prompts), True):
+            raise ValueError(
+                f"the given cache holds {filled} tokens of {rows} sequences, and the prompts are "
+                f"{len(self.prompts)} of {self.prompts.shape[1]} tokens: pass a cache together with the sequences "
+                "that it was returned with, followed by at least one token that it does not hold."
+            )
+        given.automatic = False
+        return given
+
+    def _read_prompts(self, lengths: Tensor) -> None:
+        """Feeds what cannot wait for the first round, and leaves in `unfed` what that feeds with its block."""
+        filled, wanted = self.cache.get_seq_length(), self.drafter.hidden_states
+        rows, new = self.prompts[:, filled:], lengths - filled
+        # Rows of different lengths have blocks that start at different places; and some drafts are told about the
+        # prompt by the verifier.
+        level = filled or min(self.sequences.starts) == max(self.sequences.starts)
+        if level and not wanted:
+            self.unfed = rows
+            return
+        read = prefill(self.model, self.cache, rows, new, hidden_states=wanted)
+        if read is not None:
+            self.drafter.read(read, (new - 1).tolist())
 
     def _output(self) -> GenerateDecoderOnlyOutput | Tensor:
         pad = self.config._pad_token_tensor

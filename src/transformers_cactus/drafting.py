@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.generation import CandidateGenerator
 
-from ._compat import input_device
-from ._compat import vocab_size as vocab_size_of
 from .cache import DraftMemory, RaggedCache
-from .compiled import CompiledForward
-from .inputs import forward_inputs, prefill
-from .processing import BlockProcessor, Processed, to_vocabulary
+from .processing import Processed, to_vocabulary
 from .sequences import Sequences
-from .transfer import on_device
-from .verification import sample
 
 
 class Block(NamedTuple):
@@ -50,6 +43,17 @@ class Drafter(ABC):
             count (`int`): At least 1.
         """
 
+    hidden_states: Sequence[int] = ()
+    """Which of the verifier's hidden states the drafter reads, by their place in `output_hidden_states`."""
+
+    def read(self, hidden_states: Sequence[Tensor], counts: Sequence[int]) -> None:  # noqa: B027 - most read none
+        """Gets the verifier's hidden states of the tokens that it has read, in order, before the rows advance.
+
+        Args:
+            hidden_states (sequence of `torch.Tensor` of shape `[batch, tokens, hidden]`): Those asked for.
+            counts (`list[int]`): How many of the tokens stay, in each row.
+        """
+
     def commit(self, accepted: Sequence[int]) -> None:  # noqa: B027 - most drafters keep no state
         """Hears how many drafted tokens of each row were accepted. Called before the rows advance."""
 
@@ -62,179 +66,6 @@ class Drafter(ABC):
     def memory(self) -> DraftMemory | None:
         """What a call that goes on from the end of this one can start with; `None` for a drafter without a cache."""
         return None
-
-
-class ModelDrafter(Drafter):
-    """A draft model, run token by token on a cache of its own.
-
-    Args:
-        model (`PreTrainedModel`): The draft. It may have another dtype and device than the verifier.
-        processor ([`BlockProcessor`]): The call's logits processors: the draft is warped once, as the verifier is, and
-            its scores are kept as its tokens were sampled from them.
-        vocab_size (`int`): The verifier's. Tokens beyond it are never drafted.
-        prompts (`torch.LongTensor` of shape `[batch, longest]`): Left-aligned prompts.
-        lengths (`list[int]`): Their lengths.
-        do_sample (`bool`): Whether to sample, or to take the most probable token.
-        confidence_threshold (`float`): A row's block ends behind a token whose probability was below it. 0 for never.
-            Costs a host synchronisation per drafted token.
-        goes_on (callable, *optional*): [`BlockLength.goes_on`], asked after each drafted token but the last. Costs the
-            same.
-        compiled ([`CompiledForward`], *optional*): Runs the steps, of one token or two, where they are compiled.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        processor: BlockProcessor,
-        vocab_size: int,
-        prompts: Tensor,
-        lengths: Sequence[int],
-        *,
-        do_sample: bool,
-        confidence_threshold: float = 0.0,
-        goes_on: Callable[[Sequence[Sequence[float]]], bool] | None = None,
-        compiled: CompiledForward | None = None,
-    ):
-        self.model = model
-        self.processor = processor
-        self.vocab_size = vocab_size
-        self.do_sample = do_sample
-        self.confidence_threshold = confidence_threshold
-        self.goes_on = goes_on
-        self.compiled = compiled
-        self.device = input_device(model)
-        self.cache = RaggedCache(len(prompts), device=self.device)
-        self._prompts: tuple[Tensor, list[int]] | None = (prompts, list(lengths))
-        self._unfed: Tensor | None = None
-        self._unfed_rows: list[bool] = []
-        self._fed = 0
-
-    def propose(self, sequences: Sequences, count: int) -> Block:
-        """See [`Drafter.propose`]."""
-        device, batch = sequences.last.device, sequences.batch_size
-        tokens: list[Tensor] = []
-        scores: list[Processed] = []
-        lengths = [count] * batch
-        probabilities: list[list[float]] = []
-        uniforms = torch.rand(count, batch, device=device).unbind() if self.do_sample else [None] * count
-        logits = self._feed_unseen(sequences)
-        for step in range(count):
-            logits = to_vocabulary(logits, self.vocab_size).to(device, torch.float32)
-            processed = self.processor(logits, sequences, first=step)
-            tokens.append(_choose(processed, uniforms[step]))
-            scores.append(processed)
-            if step + 1 < count and (self.confidence_threshold > 0 or self.goes_on is not None):
-                probabilities.append(_probability(processed, tokens[-1]).tolist())
-                for row, probability in enumerate(probabilities[-1]):
-                    if probability < self.confidence_threshold:
-                        lengths[row] = min(lengths[row], step + 1)
-                if max(lengths) == step + 1 or not (self.goes_on is None or self.goes_on(probabilities)):
-                    break
-            if step + 1 < count:
-                if self.processor.reads_prefix:
-                    sequences.write(torch.cat(tokens, dim=1))
-                logits = self._feed(tokens[-1])
-                self._fed += 1
-        self._unfed = tokens[-1]
-        lengths = [min(length, len(tokens)) for length in lengths]
-        return Block(torch.cat(tokens, dim=1), Processed.joined(scores) if self.do_sample else None, lengths)
-
-    def _feed_unseen(self, sequences: Sequences) -> Tensor:
-        """Feeds what the draft has not seen of each row; the logits behind its last token, `[batch, 1, vocab]`."""
-        self._fed = 0
-        lengths = sequences.lengths()
-        if self._prompts is not None:
-            prompts, known = self._prompts
-            self._prompts = None
-            if known != lengths:
-                prompts = _padded(sequences.tokens)
-            return self._feed_prompts(prompts, lengths)
-        assert self.cache.rows.counts is not None
-        unseen = [length - seen for length, seen in zip(lengths, self.cache.rows.counts, strict=True)]
-        if unseen == [2 if unfed else 1 for unfed in self._unfed_rows]:
-            return self._feed_last(sequences.last)
-        # The verifier went on alone for some rounds.
-        missed = [row[-count:] for row, count in zip(sequences.tokens, unseen, strict=True)]
-        return self._feed_rows(_padded(missed), unseen)
-
-    def _feed_prompts(self, prompts: Tensor, lengths: list[int]) -> Tensor:
-        if min(lengths) == max(lengths):
-            return self._feed(prompts[:, self.cache.get_seq_length() :])
-        ends = on_device(lengths, self.device)
-        prompts = self._known(prompts)
-        prefill(self.model, self.cache, prompts, ends, past_limit=True)
-        return self._feed(prompts.gather(1, ends[:, None] - 1))
-
-    def _feed_last(self, last: Tensor) -> Tensor:
-        """Feeds each row's last token, behind its last drafted one where that was accepted."""
-        if not any(self._unfed_rows):
-            return self._feed(last[:, None])
-        assert self._unfed is not None
-        behind = on_device(self._unfed_rows, last.device).bool()
-        # Rows that lack one token only end in padding, which is not committed.
-        pair = torch.cat([torch.where(behind[:, None], self._unfed, last[:, None]), last[:, None]], dim=1)
-        return self._feed_rows(pair, [2 if unfed else 1 for unfed in self._unfed_rows])
-
-    def _feed_rows(self, tokens: Tensor, counts: list[int]) -> Tensor:
-        """Feeds the first tokens of each row."""
-        logits = self._logits(tokens)
-        self.cache.commit(counts)
-        last = on_device([count - 1 for count in counts], self.device)
-        return logits[torch.arange(len(counts), device=self.device), last, None]
-
-    def _feed(self, tokens: Tensor) -> Tensor:
-        logits = self._logits(tokens, logits_to_keep=1)
-        # Where the model had no choice it computed the others too.
-        logits = logits if logits.shape[1] == 1 else logits[:, -1:]
-        self.cache.commit(tokens.shape[1])
-        return logits
-
-    def _logits(self, tokens: Tensor, logits_to_keep: int | None = None) -> Tensor:
-        known = self._known(tokens)
-        # A row that has no positions left is fed like the others: its block is empty.
-        if self.compiled is not None:
-            return self.compiled(self.cache, known, logits_to_keep, past_limit=True)
-        return self.model(**forward_inputs(self.model, self.cache, known, logits_to_keep, past_limit=True)).logits
-
-    def _known(self, tokens: Tensor) -> Tensor:
-        """Tokens on the draft's device; those that only the verifier's vocabulary has are read as another one."""
-        size = vocab_size_of(self.model)
-        return (tokens.clamp(max=size - 1) if size < self.vocab_size else tokens).to(self.device)
-
-    def commit(self, accepted: Sequence[int]) -> None:
-        """See [`Drafter.commit`]."""
-        # The last drafted token was never fed. Of the others, those behind a rejection go.
-        removed = [self._fed - min(count, self._fed) for count in accepted]
-        if any(removed):
-            self.cache.roll_back(removed)
-        self._unfed_rows = [count == self._fed + 1 for count in accepted]
-
-    def keep(self, kept: Sequence[int]) -> None:
-        """See [`Drafter.keep`]."""
-        if self._prompts is not None:
-            prompts, lengths = self._prompts
-            self._prompts = prompts[list(kept)], [lengths[row] for row in kept]
-        self.cache.keep_rows(list(kept))
-        if self._unfed is not None:
-            self._unfed = self._unfed[torch.tensor(list(kept), device=self._unfed.device)]
-        self._unfed_rows = [self._unfed_rows[row] for row in kept] if self._unfed_rows else []
-
-    def resume(self, cache: RaggedCache) -> None:
-        """See [`Drafter.resume`]."""
-        assert self._prompts is not None
-        prompts, lengths = self._prompts
-        memory = cache.draft
-        if memory is None or memory.model() is not self.model or memory.cache.batch_size != len(prompts):
-            return
-        # The caller may have rolled the verifier's cache back. The last token is fed for its logits.
-        known = memory.cache.get_seq_length()
-        extra = known - min(known, cache.get_seq_length(), min(lengths) - 1)
-        self.cache = memory.cache
-        self.cache.roll_back(extra)
-
-    def memory(self) -> DraftMemory:
-        """See [`Drafter.memory`]."""
-        return DraftMemory(weakref.ref(self.model), self.cache)
 
 
 class PromptLookupDrafter(Drafter):
@@ -278,29 +109,6 @@ class PromptLookupDrafter(Drafter):
                 ends = [place for place, token in enumerate(found) if token in self.eos]
                 return found[: ends[0]] if ends else found
         return []
-
-
-def _choose(processed: Processed, uniforms: Tensor | None) -> Tensor:
-    """The next token of each row, `[batch, 1]`: sampled, or without random numbers the most probable one."""
-    if uniforms is None:
-        return processed.scores.argmax(-1)
-    if processed.kept is None:
-        return sample(processed.scores[:, 0].softmax(-1), uniforms)[:, None]
-    tokens, scores = processed.kept
-    return tokens[:, 0].gather(-1, sample(scores[:, 0].softmax(-1), uniforms)[:, None])
-
-
-def _probability(processed: Processed, tokens: Tensor) -> Tensor:
-    """The probability of each row's token, `[batch]`."""
-    if processed.kept is None:
-        return processed.scores[:, 0].softmax(-1).gather(-1, tokens)[:, 0]
-    kept, scores = processed.kept
-    return (scores[:, 0].softmax(-1) * (kept[:, 0] == tokens)).sum(-1)
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
-    longest = max(map(len, rows))
-    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
 
 
 class GeneratorDrafter(Drafter):

@@ -1,5 +1,6 @@
 """What a forward of a ragged batch is given: aligned prompts, positions, masks."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -71,18 +72,34 @@ def context_limit(model: Any) -> int | None:
     return None if rotary else getattr(config, "max_position_embeddings", None)
 
 
-def prefill(model: Any, cache: RaggedCache, rows: Tensor, lengths: Tensor, *, past_limit: bool = False) -> None:
-    """Fill an empty cache with all but the last token of each prompt, which the first round feeds with its block.
+def prefill(
+    model: Any,
+    cache: RaggedCache,
+    rows: Tensor,
+    lengths: Tensor,
+    *,
+    past_limit: bool = False,
+    hidden_states: Sequence[int] = (),
+) -> list[Tensor] | None:
+    """Fill a cache with all but the last token of each prompt, which the first round feeds with its block.
 
     Args:
         model: a model for which `supports_ragged` gives no reason against it.
-        cache: empty, of the batch size of `rows`.
-        rows: left-aligned prompts, `[batch, longest]`.
-        lengths: of the prompts, at least 1, `[batch]`.
+        cache: of the batch size of `rows`. Empty, or else all rows have one length.
+        rows: left-aligned prompts, or what the cache does not hold of them, `[batch, longest]`.
+        lengths: of these, at least 1, `[batch]`.
         past_limit: see `forward_inputs`.
+        hidden_states: which of the model's hidden states to return, by their place in `output_hidden_states`.
+
+    Returns:
+        Those, each `[batch, longest - 1, hidden]`; None where none were asked for or there was nothing to feed.
     """
     if rows.shape[1] < 2:
-        return
+        return None
     # Padding behind a short prompt is seen by no token before it, so the plain causal mask of equal rows is right.
-    model(**forward_inputs(model, cache, rows[:, :-1], logits_to_keep=1, past_limit=past_limit))
+    inputs = forward_inputs(model, cache, rows[:, :-1], logits_to_keep=1, past_limit=past_limit)
+    if hidden_states:
+        inputs["output_hidden_states"] = list(hidden_states)
+    output = model(**inputs)
     cache.commit((lengths - 1).tolist())
+    return [output.hidden_states[place] for place in hidden_states] if hidden_states else None

@@ -1,0 +1,170 @@
+"""A draft that reads the verifier's hidden states: built, and trained on the same shards as the others.
+
+Training unrolls what happens in a block: the first pass reads the verifier's hidden states everywhere; in the second,
+each token is read with the draft's own hidden states of the token before, behind keys and values of the first pass; in
+the third once more. All passes are judged by the verifier's labels (EAGLE-3's training-time test).
+"""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+from transformers import DynamicCache, PreTrainedModel
+
+from transformers_cactus._compat import cache_argument
+from transformers_cactus.demo.shared_draft import SHARES_EMBEDDINGS
+from transformers_cactus.feature_draft import FeatureDraft, FeatureDraftConfig
+
+from .evaluation import warp
+from .objective import TEMPERATURE, truncate
+from .shards import ANSWER, FORCED, Rows
+
+PASS_WEIGHTS = (1.0, 0.7, 0.5)
+"""Weight of each pass in the loss: a later token of a block counts only where those before it were accepted."""
+
+
+def build_feature_draft(start: PreTrainedModel, proposed: Tensor, read: Sequence[int]) -> FeatureDraft:
+    """A feature draft that begins as a plain draft which does not look at the verifier's hidden states yet.
+
+    Args:
+        start: A Llama-like draft with the verifier's embedding: `build_draft`'s, trained or not.
+        proposed: Tokens that it can propose, `[kept]`.
+        read: Which of the verifier's layers are read, from 0.
+    """
+    own = copy.deepcopy(start.config)
+    own.pad_token_id = None
+    own.__dict__.pop(SHARES_EMBEDDINGS, None)
+    config = FeatureDraftConfig(
+        decoder_config=own, target_layer_ids=read, vocab_size=own.vocab_size, draft_vocab_size=len(proposed)
+    )
+    draft = FeatureDraft(config).to(start.device, torch.float32)
+    with torch.no_grad():
+        draft.decoder.layers.load_state_dict(start.base_model.layers.state_dict())
+        draft.decoder.norm.load_state_dict(start.base_model.norm.state_dict())
+        draft.draft_tokens.copy_(proposed)
+        # Output matrices of both models are tied to the embedding here.
+        draft.lm_head.weight.copy_(start.get_input_embeddings().weight[proposed])
+        draft.fuse.weight.zero_()
+        draft.fuse.weight[:, : own.hidden_size].fill_diagonal_(1.0)
+        draft.project.weight.normal_(std=draft.project.weight.shape[1] ** -0.5)
+    return draft
+
+
+@torch.inference_mode()
+def write_hidden_states(verifier: PreTrainedModel, ids: Tensor, read: Sequence[int], file: Path) -> None:
+    """Keep the hidden states of a shard's rows, `[rows, length, layers read, hidden]` in float16."""
+    parts = []
+    for rows in tqdm(ids.long().split(8), desc=file.name, leave=False):
+        states = verifier.base_model(
+            rows.to(verifier.device), output_hidden_states=True, use_cache=False
+        ).hidden_states
+        parts.append(torch.stack([states[layer + 1] for layer in read], dim=2).half().cpu())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_suffix(".tmp")
+    save_file({"hidden_states": torch.cat(parts)}, unfinished)
+    unfinished.rename(file)
+
+
+def read_hidden_states(files: Sequence[Path]) -> Tensor:
+    """What `write_hidden_states` kept, of all files."""
+    return torch.cat([load_file(file)["hidden_states"] for file in files])
+
+
+class Passes:
+    """The unrolled passes of a draft over whole rows."""
+
+    def __init__(self, draft: FeatureDraft, embedding: torch.nn.Module):
+        self.draft, self.embedding = draft, embedding
+
+    def __call__(self, ids: Tensor, hidden_states: Tensor, count: int) -> list[Tensor]:
+        """The draft's last hidden states in each pass, `[rows, length, hidden]`.
+
+        Args:
+            ids: `[rows, length]`.
+            hidden_states: The verifier's, `[rows, length, layers read, hidden]`.
+            count: How many passes.
+        """
+        rows, length = ids.shape
+        with torch.no_grad():
+            embedded = self.embedding(ids)
+        features = shifted(self.draft.features(hidden_states.unbind(2)))
+        cache, passes = DynamicCache(), []
+        here = torch.arange(length, device=ids.device)
+        behind = here[:, None] - here[None]  # how far before its query a key is
+        positions = here[None].expand(rows, -1)
+        for number in range(count):
+            # Behind the verifier's last token, pass k is k tokens into the block: each pass has one key for a query.
+            seen = [behind >= number, *(behind == number - own for own in range(1, number + 1))]
+            mask = torch.cat(seen, dim=1).expand(rows, 1, -1, -1)
+            hidden = self.draft.decoder(
+                inputs_embeds=self.fused(embedded, features),
+                position_ids=positions,
+                attention_mask=mask,
+                use_cache=True,
+                **{cache_argument(self.draft.decoder): cache},
+            ).last_hidden_state
+            passes.append(hidden)
+            features = shifted(hidden)
+        return passes
+
+    def fused(self, embedded: Tensor, features: Tensor) -> Tensor:
+        """What the draft's layers are given."""
+        draft = self.draft
+        return draft.fuse(torch.cat([embedded, draft.feature_norm(features)], dim=-1))
+
+
+def shifted(features: Tensor) -> Tensor:
+    """What belongs to the token before each one."""
+    return F.pad(features, (0, 0, 1, 0))[:, :-1]
+
+
+class FeatureObjective:
+    """The divergence from the verifier over the proposed tokens, and the chance that it rejects."""
+
+    def __init__(self, draft: FeatureDraft, *, acceptance_weight: float = 1.0, user_weight: float = 0.5):
+        self.draft, self.acceptance_weight, self.user_weight = draft, acceptance_weight, user_weight
+        self.place = torch.full((draft.config.vocab_size,), -1)
+        self.place[draft.draft_tokens.cpu()] = torch.arange(len(draft.draft_tokens))
+
+    def __call__(self, hidden: Tensor, rows: Rows, chosen: Tensor) -> dict[str, Tensor]:
+        """`loss` and its parts at the chosen positions, a mask `[rows, length]`."""
+        weight = torch.where(rows.role[chosen] == ANSWER, 1.0, self.user_weight)
+        weight = weight / weight.sum()
+        top_ids, top_logp = rows.top_ids[chosen].long(), rows.top_logp[chosen].float()
+        logits = self.draft.lm_head(hidden[chosen])
+        place = self.place[top_ids]
+        known = place >= 0
+        scores = logits.gather(1, place.clamp(min=0))
+        log_p = scores - logits.logsumexp(-1, keepdim=True)
+        q = top_logp.exp() * known
+        divergence = (q * (top_logp - log_p)).sum(-1)
+        p = (scores / TEMPERATURE - (logits / TEMPERATURE).logsumexp(-1, keepdim=True)).exp() * known
+        acceptance = torch.minimum(p, truncate(top_logp)).sum(-1)
+        parts = {"kl": weight @ divergence, "acceptance": weight @ acceptance}
+        return {"loss": parts["kl"] + self.acceptance_weight * (1 - parts["acceptance"]), **parts}
+
+
+@torch.inference_mode()
+def evaluate_features(passes: Passes, rows: Rows, hidden_states: Tensor, *, count: int = 4) -> list[float]:
+    """Mean lossless acceptance at the paper's settings over answers, for each token of a block."""
+    totals, positions = torch.zeros(count), 0
+    for start in range(0, len(rows), 4):
+        part, states = rows[slice(start, start + 4)], hidden_states[start : start + 4].float()
+        chosen = part.role == ANSWER
+        positions += int(chosen.sum())
+        top_ids, q = part.top_ids[chosen].long(), truncate(part.top_logp[chosen].float())
+        for number, hidden in enumerate(passes(part.ids.long(), states, count)):
+            probs = warp(passes.draft.logits(hidden[chosen]))
+            totals[number] += torch.minimum(probs.gather(1, top_ids), q).sum()
+    return (totals / positions).tolist()
+
+
+def chosen_positions(rows: Rows, share: float, generator: torch.Generator) -> Tensor:
+    """A random share of the positions that are no template, `[rows, length]`."""
+    drawn = torch.rand(rows.role.shape, generator=generator) < share
+    return (rows.role != FORCED) & drawn

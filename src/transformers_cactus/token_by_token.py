@@ -1,0 +1,107 @@
+"""Drafting token by token: what a draft model and a feature draft have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .drafting import Block, Drafter
+from .processing import BlockProcessor, Processed, to_vocabulary
+from .sequences import Sequences
+from .verification import sample
+
+
+class TokenByTokenDrafter(Drafter):
+    """Samples each token of a block from scores that depend on those before it.
+
+    Args:
+        processor ([`BlockProcessor`]): The call's logits processors: the draft is warped once, as the verifier is, and
+            its scores are kept as its tokens were sampled from them.
+        vocab_size (`int`): The verifier's. Tokens beyond it are never drafted.
+        do_sample (`bool`): Whether to sample, or to take the most probable token.
+        confidence_threshold (`float`): A row's block ends behind a token whose probability was below it. 0 for never.
+            Costs a host synchronisation per drafted token.
+        goes_on (callable, *optional*): [`BlockLength.goes_on`], asked after each drafted token but the last. Costs the
+            same.
+    """
+
+    def __init__(
+        self,
+        processor: BlockProcessor,
+        vocab_size: int,
+        *,
+        do_sample: bool,
+        confidence_threshold: float = 0.0,
+        goes_on: Callable[[Sequence[Sequence[float]]], bool] | None = None,
+    ):
+        self.processor = processor
+        self.vocab_size = vocab_size
+        self.do_sample = do_sample
+        self.confidence_threshold = confidence_threshold
+        self.goes_on = goes_on
+        self._fed = 0
+
+    @abstractmethod
+    def _first_logits(self, sequences: Sequences) -> Tensor:
+        """Feeds what the draft has not seen of each row; the logits behind its last token, `[batch, 1, vocab]`."""
+
+    @abstractmethod
+    def _next_logits(self, tokens: Tensor) -> Tensor:
+        """Feeds the tokens just drafted, `[batch, 1]`; the logits behind them, `[batch, 1, vocab]`."""
+
+    def propose(self, sequences: Sequences, count: int) -> Block:
+        """See [`Drafter.propose`]."""
+        device, batch = sequences.last.device, sequences.batch_size
+        tokens: list[Tensor] = []
+        scores: list[Processed] = []
+        lengths = [count] * batch
+        probabilities: list[list[float]] = []
+        uniforms = torch.rand(count, batch, device=device).unbind() if self.do_sample else [None] * count
+        self._fed = 0
+        logits = self._first_logits(sequences)
+        for step in range(count):
+            logits = to_vocabulary(logits, self.vocab_size).to(device, torch.float32)
+            processed = self.processor(logits, sequences, first=step)
+            tokens.append(_choose(processed, uniforms[step]))
+            scores.append(processed)
+            if step + 1 < count and (self.confidence_threshold > 0 or self.goes_on is not None):
+                probabilities.append(_probability(processed, tokens[-1]).tolist())
+                for row, probability in enumerate(probabilities[-1]):
+                    if probability < self.confidence_threshold:
+                        lengths[row] = min(lengths[row], step + 1)
+                if max(lengths) == step + 1 or not (self.goes_on is None or self.goes_on(probabilities)):
+                    break
+            if step + 1 < count:
+                if self.processor.reads_prefix:
+                    sequences.write(torch.cat(tokens, dim=1))
+                logits = self._next_logits(tokens[-1])
+                self._fed += 1
+        lengths = [min(length, len(tokens)) for length in lengths]
+        return Block(torch.cat(tokens, dim=1), Processed.joined(scores) if self.do_sample else None, lengths)
+
+
+def _choose(processed: Processed, uniforms: Tensor | None) -> Tensor:
+    """The next token of each row, `[batch, 1]`: sampled, or without random numbers the most probable one."""
+    if uniforms is None:
+        return processed.scores.argmax(-1)
+    if processed.kept is None:
+        return sample(processed.scores[:, 0].softmax(-1), uniforms)[:, None]
+    tokens, scores = processed.kept
+    return tokens[:, 0].gather(-1, sample(scores[:, 0].softmax(-1), uniforms)[:, None])
+
+
+def _probability(processed: Processed, tokens: Tensor) -> Tensor:
+    """The probability of each row's token, `[batch]`."""
+    if processed.kept is None:
+        return processed.scores[:, 0].softmax(-1).gather(-1, tokens)[:, 0]
+    kept, scores = processed.kept
+    return (scores[:, 0].softmax(-1) * (kept[:, 0] == tokens)).sum(-1)
+
+
+def padded_rows(rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Rows of one length, with zeros behind the shorter ones."""
+    longest = max(map(len, rows))
+    return [[*row, *[0] * (longest - len(row))] for row in rows]
