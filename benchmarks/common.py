@@ -143,6 +143,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft", help="name or folder")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="by default what is fastest here")
     parser.add_argument("--packed", action="store_true", help="float32 with packed weights")
+    parser.add_argument("--int8-draft", action="store_true", help="the draft's linear layers with 8-bit weights")
 
 
 def load(arguments: argparse.Namespace) -> tuple[Pair, Arithmetic]:
@@ -153,8 +154,9 @@ def load(arguments: argparse.Namespace) -> tuple[Pair, Arithmetic]:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning)
-    if arguments.dtype or arguments.packed:
-        arithmetic = Arithmetic(getattr(torch, arguments.dtype or "float32"), arguments.packed)
+    if arguments.dtype or arguments.packed or arguments.int8_draft:
+        dtype = getattr(torch, arguments.dtype or "float32")
+        arithmetic = Arithmetic(dtype, arguments.packed, arguments.int8_draft)
     else:
         arithmetic = pick_arithmetic("cuda" if torch.cuda.is_available() else "cpu")
     pair = load_pair(arguments.verifier, arguments.draft, **arithmetic._asdict())

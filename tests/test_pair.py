@@ -118,6 +118,7 @@ def test_shipped_draft_refuses_another_verifier():
 
 
 def test_arithmetic_is_one_that_runs_here_and_bfloat16_on_accelerators():
-    dtype, packed = pick_arithmetic()
+    dtype, packed, int8_draft = pick_arithmetic()
     assert dtype in (torch.float32, torch.bfloat16) and not (packed and dtype == torch.bfloat16)
-    assert pick_arithmetic("cuda") == (torch.bfloat16, False)
+    assert isinstance(int8_draft, bool)
+    assert pick_arithmetic("cuda") == (torch.bfloat16, False, False)

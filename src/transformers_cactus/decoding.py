@@ -25,6 +25,7 @@ from .block_verification import verify_block
 from .cache import RaggedCache
 from .compiled import CompiledForward
 from .configuration import RunOptions, delta_plan, warn_of_context, warn_of_greedy
+from .copying import Copier
 from .delta_plan import DeltaPlan
 from .drafting import Block, Drafter, GeneratorDrafter, PromptLookupDrafter
 from .feature_draft import FeatureDraft
@@ -44,6 +45,9 @@ from .verification import Verification, raise_if_invalid, verify, verify_greedy
 LARGEST_FIRST_CAPACITY = 4096
 """Tokens per row for which the cache reserves memory at once. Beyond that it doubles as it fills: `max_length` is
 often a limit that is not reached."""
+
+DEFAULT_NGRAM = 2
+"""Tokens of the longest n-gram that prompt look-up looks for by itself, as in transformers."""
 
 WIDEST_COMPILED = 64
 """Most tokens of a row in a compiled verification. Blocks of the schedule `"heuristic"` may grow beyond, rarely."""
@@ -65,8 +69,10 @@ class FastCall:
     """`num_assistant_tokens_schedule`: see `block_length` and `adaptive_length`."""
     confidence_threshold: float = 0.0
     """See [`ModelDrafter`]."""
-    max_ngram_size: int = 2
-    """See [`PromptLookupDrafter`]."""
+    prompt_lookup_num_tokens: int | None = None
+    """Tokens that a draft model's block may copy from the row: see [`Copier`]."""
+    max_ngram_size: int | None = None
+    """See [`PromptLookupDrafter`] and [`Copier`]."""
     candidate_generator: Callable[..., CandidateGenerator] | None = None
     """Makes one of transformers' candidate generators, which then drafts: for drafts with another tokenizer, and for
     early exit. Gets what `generate` prepared, by name."""
@@ -373,10 +379,12 @@ class _FastLoop:
             )
             return GeneratorDrafter(generator, _compat.vocab_size(self.model))
         if call.assistant_model is None:
-            return PromptLookupDrafter(call.max_ngram_size, self.eos)
+            return PromptLookupDrafter(call.max_ngram_size or DEFAULT_NGRAM, self.eos)
         draft, processor = call.assistant_model, self.processor.without_user_defined()
         vocab_size = _compat.vocab_size(self.model)
+        copied = call.prompt_lookup_num_tokens
         how: dict[str, Any] = {
+            "copier": None if copied is None else Copier(copied, call.max_ngram_size, self.eos),
             "do_sample": self.do_sample,
             "confidence_threshold": call.confidence_threshold,
             "goes_on": self.block_length.goes_on if self.block_length.reads_probabilities else None,

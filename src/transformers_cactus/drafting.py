@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.generation import CandidateGenerator
 
 from .cache import DraftMemory, RaggedCache
+from .ngrams import NgramIndex
 from .processing import Processed, to_vocabulary
 from .sequences import Sequences
 
@@ -71,8 +72,7 @@ class Drafter(ABC):
 class PromptLookupDrafter(Drafter):
     """Prompt look-up: what followed the last time the row's final n-gram occurred.
 
-    The longest n-gram that occurred before decides, and of its occurrences the latest. An index of n-grams grows with
-    the rows, so that a round costs no search.
+    The longest n-gram that occurred before decides, and of its occurrences the latest.
 
     Args:
         max_ngram_size (`int`): Longest n-gram.
@@ -80,35 +80,18 @@ class PromptLookupDrafter(Drafter):
     """
 
     def __init__(self, max_ngram_size: int, eos_token_ids: Sequence[int]):
-        self.max_ngram_size = max_ngram_size
-        self.eos = frozenset(eos_token_ids)
-        self._index: dict[int, dict[tuple[int, ...], int]] = {}
-        self._indexed: dict[int, int] = {}
+        self.index = NgramIndex(max_ngram_size, stops=eos_token_ids)
 
     def propose(self, sequences: Sequences, count: int) -> Block:
         """See [`Drafter.propose`]."""
         blocks = [
-            self._look_up(row, tokens, count) for row, tokens in zip(sequences.rows, sequences.tokens, strict=True)
+            self.index.following(row, tokens, count)[0]
+            for row, tokens in zip(sequences.rows, sequences.tokens, strict=True)
         ]
         longest = max(map(len, blocks))
         padded = [block + [0] * (longest - len(block)) for block in blocks]
         tokens = torch.tensor(padded, dtype=torch.long, device=sequences.last.device).view(len(blocks), longest)
         return Block(tokens, None, [len(block) for block in blocks])
-
-    def _look_up(self, row: int, tokens: list[int], count: int) -> list[int]:
-        index = self._index.setdefault(row, {})
-        # An n-gram enters the index once a token follows it, with that token's place.
-        for end in range(max(self._indexed.get(row, 1), 1), len(tokens)):
-            for size in range(1, min(self.max_ngram_size, end) + 1):
-                index[tuple(tokens[end - size : end])] = end
-        self._indexed[row] = len(tokens)
-        for size in range(min(self.max_ngram_size, len(tokens) - 1), 0, -1):
-            start = index.get(tuple(tokens[-size:]))
-            if start is not None:
-                found = tokens[start : start + count]
-                ends = [place for place, token in enumerate(found) if token in self.eos]
-                return found[: ends[0]] if ends else found
-        return []
 
 
 class GeneratorDrafter(Drafter):

@@ -67,6 +67,11 @@ def run(setting: CallSettings, original: Generate, rule: AcceptanceRule) -> Any:
         return run_fast(setting, original, rule)
     if isinstance(setting["assistant_model"], FeatureDraft):
         raise ValueError(f"a FeatureDraft runs in the fast engine only. {reason}")
+    if setting.copies:
+        raise ValueError(
+            f"assistant_model and prompt_lookup_num_tokens work together in the fast engine only. {reason} Leave out "
+            "one of them."
+        )
     if setting.options.verification == "block":
         raise ValueError(f"cactus_verification='block' runs in the fast engine only. {reason}")
     if setting.is_adaptive:
@@ -173,7 +178,8 @@ def run_fast(setting: CallSettings, original: Generate, rule: AcceptanceRule) ->
         num_assistant_tokens=int(count),
         schedule=schedule,
         confidence_threshold=float(threshold),
-        max_ngram_size=setting["max_matching_ngram_size"] or 2,
+        prompt_lookup_num_tokens=None if draft is None else setting["prompt_lookup_num_tokens"],
+        max_ngram_size=setting["max_matching_ngram_size"],
         candidate_generator=generator,
         streamer=None if streamer is None else TokenByToken(streamer),
     )

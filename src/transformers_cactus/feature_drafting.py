@@ -16,8 +16,8 @@ from .feature_draft import FeatureDraft
 from .inputs import forward_inputs
 from .processing import BlockProcessor
 from .sequences import Sequences
-from .token_by_token import TokenByTokenDrafter, padded_rows
-from .transfer import on_device
+from .token_by_token import TokenByTokenDrafter
+from .transfer import on_device, padded_rows
 
 
 class FeatureDrafter(TokenByTokenDrafter):

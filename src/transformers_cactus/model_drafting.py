@@ -17,8 +17,8 @@ from .drafting import Block
 from .inputs import forward_inputs, prefill
 from .processing import BlockProcessor
 from .sequences import Sequences
-from .token_by_token import TokenByTokenDrafter, padded_rows
-from .transfer import on_device
+from .token_by_token import TokenByTokenDrafter
+from .transfer import on_device, padded_rows
 
 
 class ModelDrafter(TokenByTokenDrafter):

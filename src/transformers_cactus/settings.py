@@ -80,6 +80,12 @@ class CallSettings:
             self["assistant_model"] is not None and self.draft_setting("num_assistant_tokens_schedule") == "adaptive"
         )
 
+    @property
+    def copies(self) -> bool:
+        """Whether a draft model's distribution is mixed with prompt look-up."""
+        drafts = {name for name in (*DRAFT_OPTIONS, "assistant_model", "assistant_tokenizer") if self[name]}
+        return drafts == {"assistant_model", "prompt_lookup_num_tokens"}
+
     def has_draft(self) -> bool:
         """Whether anything will propose tokens."""
         return self["assistant_model"] is not None or any(self[name] for name in DRAFT_OPTIONS)
@@ -146,7 +152,7 @@ class CallSettings:
             raise TypeError(
                 f"assistant_model must be a model, got {type(draft).__name__}: load it with from_pretrained()."
             )
-        if len(settings) + (draft is not None) > 1:
+        if len(settings) + (draft is not None) > 1 and not self.copies:
             names = ", ".join([*settings, *(["assistant_model"] if draft is not None else [])])
             raise ValueError(f"a call has one draft, this one has several ({names}). Leave out all but one.")
         for name in ("prompt_lookup_num_tokens", "num_assistant_tokens", "max_matching_ngram_size"):

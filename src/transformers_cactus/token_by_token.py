@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from .copying import Copier
 from .drafting import Block, Drafter
 from .processing import BlockProcessor, Processed, to_vocabulary
 from .sequences import Sequences
@@ -26,6 +27,7 @@ class TokenByTokenDrafter(Drafter):
             Costs a host synchronisation per drafted token.
         goes_on (callable, *optional*): [`BlockLength.goes_on`], asked after each drafted token but the last. Costs the
             same.
+        copier ([`Copier`], *optional*): Mixes in what the rows would copy from themselves.
     """
 
     def __init__(
@@ -36,12 +38,14 @@ class TokenByTokenDrafter(Drafter):
         do_sample: bool,
         confidence_threshold: float = 0.0,
         goes_on: Callable[[Sequence[Sequence[float]]], bool] | None = None,
+        copier: Copier | None = None,
     ):
         self.processor = processor
         self.vocab_size = vocab_size
         self.do_sample = do_sample
         self.confidence_threshold = confidence_threshold
         self.goes_on = goes_on
+        self.copier = copier
         self._fed = 0
 
     @abstractmethod
@@ -61,11 +65,16 @@ class TokenByTokenDrafter(Drafter):
         probabilities: list[list[float]] = []
         uniforms = torch.rand(count, batch, device=device).unbind() if self.do_sample else [None] * count
         self._fed = 0
+        copies = None if self.copier is None else self.copier.find(sequences, count)
         logits = self._first_logits(sequences)
         for step in range(count):
             logits = to_vocabulary(logits, self.vocab_size).to(device, torch.float32)
             processed = self.processor(logits, sequences, first=step)
+            if copies is not None:
+                processed = copies.mixed(processed, step)
             tokens.append(_choose(processed, uniforms[step]))
+            if copies is not None:
+                copies.drafted(tokens[-1], step)
             scores.append(processed)
             if step + 1 < count and (self.confidence_threshold > 0 or self.goes_on is not None):
                 probabilities.append(_probability(processed, tokens[-1]).tolist())
@@ -99,9 +108,3 @@ def _probability(processed: Processed, tokens: Tensor) -> Tensor:
         return processed.scores[:, 0].softmax(-1).gather(-1, tokens)[:, 0]
     kept, scores = processed.kept
     return (scores[:, 0].softmax(-1) * (kept[:, 0] == tokens)).sum(-1)
-
-
-def padded_rows(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Rows of one length, with zeros behind the shorter ones."""
-    longest = max(map(len, rows))
-    return [[*row, *[0] * (longest - len(row))] for row in rows]

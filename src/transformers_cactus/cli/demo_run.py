@@ -111,6 +111,7 @@ def _settings(request: DemoRequest, settings: Settings, arithmetic: Arithmetic) 
         "draft": request.draft or "default",
         "dtype": str(arithmetic.dtype).removeprefix("torch."),
         "packed": arithmetic.packed,
+        "int8_draft": arithmetic.int8_draft,
         "prompts": list(request.prompts),
         "passes": request.passes,
         **asdict(settings),

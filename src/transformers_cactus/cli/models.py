@@ -18,9 +18,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..demo import Arithmetic, pack_linear_layers, pick_arithmetic
+from ..demo import Arithmetic, pick_arithmetic
 from ..demo.bundled import bundled_verifier
-from ..demo.pair import SHIPPED_DRAFT
+from ..demo.pair import SHIPPED_DRAFT, change_linear_layers
 from ..demo.shared_draft import load_shared_draft, shares_embeddings
 from ..paths import looks_like_path
 
@@ -98,10 +98,10 @@ def load_models(
     Raises:
         OSError: If a model cannot be found or read; both are looked for before the first is loaded.
     """
-    packed = False
+    packed = int8_draft = False
     if verifier is None:
         verifier = bundled_verifier()
-        dtype, packed = arithmetic_for(dtype, device)
+        dtype, packed, int8_draft = arithmetic_for(dtype, device)
     common: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     config = _load("verifier", AutoConfig, verifier, **common)
     draft_config = None if draft is None else _load("draft", AutoConfig, draft, **common)
@@ -109,10 +109,7 @@ def load_models(
     common |= {"dtype": dtype or "auto", "attn_implementation": attn_implementation}
     large = _load("verifier", _model_class(config), verifier, **common).to(device).eval()
     small, other = _load_draft(draft, draft_config, large, tokenizer, common)
-    if packed:
-        pack_linear_layers(large)
-        if small is not None:
-            pack_linear_layers(small)
+    change_linear_layers(large, small, packed=packed, int8_draft=int8_draft)
     return Models(large, tokenizer, small, other)
 
 

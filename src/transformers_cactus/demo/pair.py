@@ -21,6 +21,7 @@ from transformers import (
 from ..paths import looks_like_path
 from .arithmetic import pick_arithmetic
 from .bundled import bundled_verifier
+from .int8_linear import quantize_linear_layers
 from .packed_linear import pack_linear_layers
 from .shared_draft import load_shared_draft, shares_embeddings
 
@@ -41,6 +42,7 @@ def load_pair(
     *,
     dtype: torch.dtype | None = None,
     packed: bool | None = None,
+    int8_draft: bool | None = None,
     device: str | torch.device | None = None,
 ) -> Pair:
     """Load two models for speculative decoding; without arguments, a real pair that needs no download.
@@ -58,6 +60,8 @@ def load_pair(
         packed (`bool`, *optional*): Whether the linear layers hold a packed copy of their weight, which makes float32
             on some processors faster ([`PackedLinear`]). By default what [`pick_arithmetic`] finds where `dtype` is
             left to it too, else `False`. With it and without `dtype`, the models are in float32.
+        int8_draft (`bool`, *optional*): Whether the draft's linear layers hold 8-bit weights ([`Int8Linear`]). By
+            default what [`pick_arithmetic`] finds where all three are left to it, else `False`.
         device (`str` or `torch.device`, *optional*): Of both models. By default the first GPU if there is one.
 
     Returns:
@@ -65,22 +69,39 @@ def load_pair(
 
     Raises:
         OSError: If a model cannot be found or read.
-        ValueError: If the draft needs another verifier, or `packed` does not go with the dtype or the device.
+        ValueError: If the draft needs another verifier, or `packed` or `int8_draft` does not go with dtype or device.
 
     Example:
         >>> from transformers_cactus.demo import load_pair
         >>> verifier, draft, tokenizer = load_pair()  # doctest: +SKIP
     """
     device = _device_or_first_gpu(device)
-    if dtype is None and packed is None:
-        dtype, packed = pick_arithmetic(device)
+    if dtype is None and packed is None and int8_draft is None:
+        dtype, packed, int8_draft = pick_arithmetic(device)
     large, tokenizer = load_verifier(verifier, dtype=dtype or torch.float32, device=device)
     small = _load_draft(os.fspath(SHIPPED_DRAFT if draft is None else draft), large)
     for model in (large, small):
         model.generation_config = _token_ids_only(large.generation_config)
-        if packed:
-            pack_linear_layers(model)
+    change_linear_layers(large, small, packed=bool(packed), int8_draft=bool(int8_draft))
     return Pair(large, small, tokenizer)
+
+
+def change_linear_layers(
+    verifier: PreTrainedModel, draft: PreTrainedModel | None, *, packed: bool, int8_draft: bool
+) -> None:
+    """Pack or quantize, in place, what [`Arithmetic`] says; the quantized draft is not packed.
+
+    Raises:
+        ValueError: If it does not go with the dtype or the device.
+    """
+    if packed:
+        pack_linear_layers(verifier)
+    if draft is None:
+        return
+    if int8_draft:
+        quantize_linear_layers(draft)
+    elif packed:
+        pack_linear_layers(draft)
 
 
 def load_verifier(
