@@ -62,11 +62,10 @@ class Reference:
         features = torch.cat([torch.zeros_like(known[:, :1]), known[:, :read]], dim=1)[:, : len(text)]
         while True:
             length = features.shape[1]
-            hidden = self.draft(inputs_embeds=embedded[:, :length], features=features, use_cache=False)
-            last = hidden.last_hidden_state[:, -1:]
+            output = self.draft(inputs_embeds=embedded[:, :length], features=features, use_cache=False)
             if length == len(text):
-                return self.draft.logits(last)[0, 0]
-            features = torch.cat([features, last], dim=1)
+                return output.logits[0, -1]
+            features = torch.cat([features, output.last_hidden_state[:, -1:]], dim=1)
 
     def drafter(self, prompt, block, new_tokens, sampling=PLAIN):
         """For `exact_law`."""

@@ -9,6 +9,7 @@ within a block, its own last hidden states take their place.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -21,7 +22,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import ModelOutput
 
 from . import _compat
 
@@ -59,6 +60,16 @@ class FeatureDraftConfig(PretrainedConfig):
         self.vocab_size = vocab_size
         self.draft_vocab_size = draft_vocab_size
         super().__init__(**kwargs)
+
+
+@dataclass
+class FeatureDraftOutput(ModelOutput):
+    """What a [`FeatureDraft`] returns."""
+
+    logits: Tensor | None = None
+    """`[batch, positions, vocab]`."""
+    last_hidden_state: Tensor | None = None
+    """`[batch, positions, hidden]`: the next step reads them in the place of the verifier's hidden states."""
 
 
 class FeatureDraft(PreTrainedModel, GenerationMixin):
@@ -111,21 +122,29 @@ class FeatureDraft(PreTrainedModel, GenerationMixin):
         weight = self.project.weight
         return self.project(torch.cat([states.to(weight.device, weight.dtype) for states in hidden_states], dim=-1))
 
-    def forward(self, inputs_embeds: Tensor, features: Tensor, **kwargs: Any) -> BaseModelOutput:
+    def forward(
+        self, inputs_embeds: Tensor, features: Tensor, places: Tensor | int | None = None, **kwargs: Any
+    ) -> FeatureDraftOutput:
         """Runs the draft's layers.
 
         Args:
             inputs_embeds (`torch.Tensor` of shape `[batch, block, hidden]`): Tokens, through the verifier's embedding.
             features (`torch.Tensor` of shape `[batch, block, hidden]`): [`features`] of the token before each one, or
                 the draft's own `last_hidden_state` for it; zeros where there is none.
+            places (`torch.LongTensor` of shape `[batch]` or `int`, *optional*): One position of each row to return;
+                all by default.
             **kwargs: For the decoder: positions, mask, cache.
 
         Returns:
-            `BaseModelOutput`: `last_hidden_state`, `[batch, block, hidden]`.
+            [`FeatureDraftOutput`]: Of the positions asked for.
         """
         pair = torch.cat([inputs_embeds, self.feature_norm(features)], dim=-1)
-        output: BaseModelOutput = self.decoder(inputs_embeds=self.fuse(pair), **kwargs)
-        return output
+        hidden = self.decoder(inputs_embeds=self.fuse(pair), **kwargs).last_hidden_state
+        if isinstance(places, Tensor):
+            hidden = hidden[torch.arange(len(places), device=hidden.device), places, None]
+        elif places is not None:
+            hidden = hidden[:, places, None]
+        return FeatureDraftOutput(logits=self.logits(hidden), last_hidden_state=hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token.

@@ -66,29 +66,27 @@ class FeatureDrafter(TokenByTokenDrafter):
         features, counts = _joined(self._unread)
         self._unread = []
         new = [row[-count:] for row, count in zip(sequences.tokens, counts, strict=True)]
-        hidden = self._hidden(on_device(padded_rows(new), sequences.last.device), features)
+        logits = self._logits(on_device(padded_rows(new), sequences.last.device), features, counts)
         self.cache.commit(counts)
-        return self._logits_at([count - 1 for count in counts], hidden)
-
-    def _logits_at(self, places: list[int], hidden: Tensor) -> Tensor:
-        if min(places) == max(places):
-            self._own = hidden[:, places[0], None]
-        else:
-            self._own = hidden[torch.arange(len(places), device=hidden.device), on_device(places, hidden.device), None]
-        return self.model.logits(self._own)
+        return logits
 
     def _next_logits(self, tokens: Tensor) -> Tensor:
         assert self._own is not None
-        self._own = self._hidden(tokens, self._own)
+        logits = self._logits(tokens, self._own, [1] * len(tokens))
         self.cache.commit(1)
-        return self.model.logits(self._own)
+        return logits
 
-    def _hidden(self, tokens: Tensor, features: Tensor) -> Tensor:
+    def _logits(self, tokens: Tensor, features: Tensor, counts: list[int]) -> Tensor:
+        """Feeds the first tokens of each row; the logits behind the last of them, `[batch, 1, vocab]`."""
         inputs = forward_inputs(self.model.decoder, self.cache, tokens.to(self.device), past_limit=True)
         del inputs["input_ids"]
         embedded = self.embedding(tokens).to(features.device, features.dtype)
-        hidden: Tensor = self.model(inputs_embeds=embedded, features=features, **inputs).last_hidden_state
-        return hidden
+        level = min(counts) == max(counts)
+        places = counts[0] - 1 if level else on_device([count - 1 for count in counts], self.device)
+        output = self.model(inputs_embeds=embedded, features=features, places=places, **inputs)
+        self._own = output.last_hidden_state
+        logits: Tensor = output.logits
+        return logits
 
     def commit(self, accepted: Sequence[int]) -> None:
         """See [`Drafter.commit`]."""
