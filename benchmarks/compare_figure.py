@@ -13,7 +13,7 @@ from .compare_tables import Summary, summaries
 from .systems import ALONE
 
 COLOURS = ("#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255", "#999933")
-"""Of our block-length schedules and of `optimal`, and then of all that has no divergence of its own."""
+"""Of our ways to draft, and of `optimal` with each, and then of all that has no divergence of its own."""
 
 
 def draw(documents: Sequence[dict[str, Any]], file: Path) -> None:
@@ -36,8 +36,8 @@ def _draw_panel(panel: Any, document: dict[str, Any]) -> None:
     found, spent = summaries(document), document["statistics"]
     series: dict[str, list[str]] = {}
     for system in spent:
-        _, rule, schedule = system.split(", ")
-        series.setdefault(f"ours, {'Cactus' if rule.startswith('delta') else rule}, {schedule}", []).append(system)
+        _, rule, drafting = system.split(", ")
+        series.setdefault(f"ours, {'Cactus' if rule.startswith('delta') else rule}, {drafting}", []).append(system)
     others = [system for system in found if system not in spent and system != ALONE]
     colours = [COLOURS[index % len(COLOURS)] for index in range(len(series) + len(others))]
     for (label, systems), colour in zip(series.items(), colours, strict=False):

@@ -1,7 +1,7 @@
 """The ways to generate that `benchmarks.compare` runs against one another, all on the same two model objects.
 
 So dtype, attention implementation, threads and device are the same for all. A system that is new needs one entry here:
-an acceptance rule of ours one in `RULES`, a block-length schedule one in `SCHEDULES`.
+an acceptance rule of ours one in `RULES`, a way to draft one in `DRAFTS`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,12 @@ RULES: dict[str, dict[str, Any]] = {
 }
 """Our acceptance rules, as options of a call."""
 
-SCHEDULES = ("constant", "heuristic", "adaptive")
-"""What `num_assistant_tokens_schedule` takes."""
+DRAFTS: dict[str, dict[str, Any]] = {
+    "constant": {"num_assistant_tokens_schedule": "constant"},
+    "adaptive": {"num_assistant_tokens_schedule": "adaptive"},
+    "adaptive + copying": {"num_assistant_tokens_schedule": "adaptive", "prompt_lookup_num_tokens": 16},
+}
+"""How our drafts are made, as options of a call."""
 
 Inputs = dict[str, torch.Tensor]
 
@@ -76,9 +80,9 @@ def systems_for(pair: Pair, sampling: Sampling, block: int, constant_block: int,
             *(System(name, generate) for name, generate in peers.available(pair, sampling, block).items()),
         ]
     return systems + [
-        ours(pair, sampling, f"ours, {rule}, {schedule}", block, num_assistant_tokens_schedule=schedule, **options)
+        ours(pair, sampling, f"ours, {rule}, {draft}", block, **options, **drafting)
         for rule, options in RULES.items()
-        for schedule in SCHEDULES
+        for draft, drafting in DRAFTS.items()
     ]
 
 

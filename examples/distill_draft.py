@@ -4,6 +4,7 @@
     python examples/distill_draft.py chats --data data --shards 12 --prompts examples/distill/prompts.txt
     python examples/distill_draft.py train --data data --out draft --tokens 2000000
     python examples/distill_draft.py evaluate --data data --draft draft
+    python examples/distill_draft.py train-feature-draft --data data --start draft --out feature-draft
     transformers-cactus demo --draft draft
 
 Every command continues where it was interrupted. Without `--verifier` the verifier is SmolLM2-135M-Instruct; any
@@ -25,6 +26,7 @@ import typer
 from distill.chats import write_chats
 from distill.draft import build_draft
 from distill.evaluation import evaluate as measure
+from distill.feature_draft import FeatureTrainer, build_feature_draft
 from distill.objective import frequent_tokens
 from distill.shards import load_shards, save_shard, shard_files, shard_path
 from distill.texts import label_texts, read_texts
@@ -134,6 +136,35 @@ def train(
     if output_tokens:
         proposed = frequent_tokens(load_shards(shard_files(data)), output_tokens, model.config.vocab_size)
     save_shared_draft(draft, out, proposed)
+    tokenizer.save_pretrained(out)
+
+
+@app.command()
+def train_feature_draft(
+    data: Data,
+    out: Annotated[Path, typer.Option(help="Folder for the draft and the checkpoint of the run.")],
+    start: Annotated[str | None, typer.Option(help="The plain draft that it begins as; the shipped one.")] = None,
+    tokens: Annotated[int, typer.Option(help="Training tokens in all, repeats included.")] = 1_000_000,
+    verifier: Verifier = None,
+    read: Annotated[str | None, typer.Option(help="The verifier's layers to read; by default four of them.")] = None,
+    batch: Annotated[int, typer.Option(help="Rows per step.")] = defaults.batch,
+    lr: Annotated[float, typer.Option(help="Learning rate, falling to 0.")] = 5e-4,
+    output_tokens: Annotated[int, typer.Option(help="How many frequent tokens it can propose.")] = 16_384,
+    held_out: Annotated[int, typer.Option(help="First shards that are not trained on.")] = defaults.held_out,
+    seed: int = 0,
+    threads: Threads = None,
+) -> None:
+    """Teach a draft to read the verifier's hidden states."""
+    if threads:
+        torch.set_num_threads(threads)
+    large, plain, tokenizer = load_pair(verifier, start, dtype=torch.float32)
+    depth = large.config.num_hidden_layers
+    layers = [int(layer) for layer in read.split(",")] if read else [depth * k // 4 - 1 for k in (1, 2, 3, 4)]
+    rows = load_shards(shard_files(data))
+    draft = build_feature_draft(plain, frequent_tokens(rows, output_tokens, large.config.vocab_size), layers)
+    plan = Plan(tokens=tokens, decay=tokens, batch=batch, lr=lr, held_out=held_out, seed=seed)
+    FeatureTrainer(large, draft, data, out / "checkpoint.pt", plan).run()
+    draft.eval().to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 

@@ -50,7 +50,7 @@ def documents(pair, tmp_path_factory):
 def test_every_system_is_compared(documents):
     found = documents[1]["compare"]
     names = {run["system"] for run in found["runs"]}
-    rules = {f"ours, {rule}, {schedule}" for rule in systems.RULES for schedule in systems.SCHEDULES}
+    rules = {f"ours, {rule}, {draft}" for rule in systems.RULES for draft in systems.DRAFTS}
     assert names >= {systems.ALONE, systems.CONSTANT_BLOCK, systems.ENSEMBLE} | rules
     assert set(found["statistics"]) == rules
     assert found["constant_block"] == max(compare.BLOCKS, key=lambda block: found["block_search"][str(block)])

@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from test_feature_draft import Reference, feature_draft
 from tiny_models import VOCAB, build
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 from distill.draft import build_draft
 from distill.evaluation import evaluate
+from distill.feature_draft import FeatureTrainer, Passes, build_feature_draft
 from distill.objective import Objective
 from distill.shards import ANSWER, Rows, save_shard, shard_path
 from distill.texts import label, pack
@@ -82,3 +84,36 @@ def test_texts_are_packed_without_gaps():
             return type("Encoding", (), {"input_ids": [ord(letter) for letter in text]})
 
     assert list(pack(["ab", "cde"], Letters(), 3)) == [[97, 98, 0], [99, 100, 101]]
+
+
+def test_passes_are_what_a_draft_computes_within_a_block(verifier):
+    draft = feature_draft(verifier, layers=2, read=(0, 2)).double()
+    verifier = verifier.double()
+    reference, text = Reference(verifier, draft), tuple(range(5, 14))
+    ids = torch.tensor([text])
+    states = verifier.base_model(ids, output_hidden_states=True).hidden_states
+    passes = Passes(draft, verifier.get_input_embeddings())(ids, [states[1], states[3]], 4)
+    for number, hidden in enumerate(passes):
+        for place in range(number, len(text)):
+            expected = reference.logits(text[: place + 1], place - number)
+            torch.testing.assert_close(draft.logits(hidden[0, place]), expected)
+
+
+def test_a_feature_draft_begins_as_the_plain_one_and_learns(verifier, rows: Rows, tmp_path: Path):
+    for number in range(2):
+        save_shard(rows, shard_path(tmp_path, number))
+    plain = build_draft(verifier, (0, 1))
+    # Tied to the embedding, as the recipe needs it.
+    plain.set_output_embeddings(torch.nn.Linear(*reversed(plain.get_input_embeddings().weight.shape), bias=False))
+    plain.get_output_embeddings().weight = plain.get_input_embeddings().weight
+    draft = build_feature_draft(plain, torch.arange(VOCAB), (0, 2, 3))
+    plan = Plan(tokens=1280, warm_up=16, decay=0, batch=2, lr=5e-3, evaluate_every=0)
+    trainer = FeatureTrainer(verifier, draft, tmp_path, tmp_path / "run.pt", plan)
+    ids = rows.ids.long()
+    expected = plain(ids).logits
+    for hidden in trainer.passes(ids, trainer.hidden_states(rows), 3):
+        torch.testing.assert_close(draft.logits(hidden), expected)
+    before = trainer.losses(rows)["loss"].item()
+    trainer.run()
+    assert trainer.losses(rows)["loss"].item() < before - 0.3
+    assert set(trainer.results(rows)) == {f"acceptance of token {place}" for place in (1, 2, 3, 4)}

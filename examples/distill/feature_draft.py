@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm
 from transformers import DynamicCache, PreTrainedModel
 
 from transformers_cactus._compat import cache_argument
@@ -23,9 +21,13 @@ from transformers_cactus.feature_draft import FeatureDraft, FeatureDraftConfig
 from .evaluation import warp
 from .objective import TEMPERATURE, truncate
 from .shards import ANSWER, FORCED, Rows
+from .training import Plan, Trainer
 
 PASS_WEIGHTS = (1.0, 0.7, 0.5)
 """Weight of each pass in the loss: a later token of a block counts only where those before it were accepted."""
+
+BLOCK = 4
+"""Tokens of a block that acceptance is told for."""
 
 
 def build_feature_draft(start: PreTrainedModel, proposed: Tensor, read: Sequence[int]) -> FeatureDraft:
@@ -55,44 +57,24 @@ def build_feature_draft(start: PreTrainedModel, proposed: Tensor, read: Sequence
     return draft
 
 
-@torch.inference_mode()
-def write_hidden_states(verifier: PreTrainedModel, ids: Tensor, read: Sequence[int], file: Path) -> None:
-    """Keep the hidden states of a shard's rows, `[rows, length, layers read, hidden]` in float16."""
-    parts = []
-    for rows in tqdm(ids.long().split(8), desc=file.name, leave=False):
-        states = verifier.base_model(
-            rows.to(verifier.device), output_hidden_states=True, use_cache=False
-        ).hidden_states
-        parts.append(torch.stack([states[layer + 1] for layer in read], dim=2).half().cpu())
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(".tmp")
-    save_file({"hidden_states": torch.cat(parts)}, unfinished)
-    unfinished.rename(file)
-
-
-def read_hidden_states(files: Sequence[Path]) -> Tensor:
-    """What `write_hidden_states` kept, of all files."""
-    return torch.cat([load_file(file)["hidden_states"] for file in files])
-
-
 class Passes:
     """The unrolled passes of a draft over whole rows."""
 
     def __init__(self, draft: FeatureDraft, embedding: torch.nn.Module):
         self.draft, self.embedding = draft, embedding
 
-    def __call__(self, ids: Tensor, hidden_states: Tensor, count: int) -> list[Tensor]:
+    def __call__(self, ids: Tensor, hidden_states: Sequence[Tensor], count: int) -> list[Tensor]:
         """The draft's last hidden states in each pass, `[rows, length, hidden]`.
 
         Args:
             ids: `[rows, length]`.
-            hidden_states: The verifier's, `[rows, length, layers read, hidden]`.
+            hidden_states: The verifier's, of each layer that is read, `[rows, length, hidden]`.
             count: How many passes.
         """
         rows, length = ids.shape
         with torch.no_grad():
             embedded = self.embedding(ids)
-        features = shifted(self.draft.features(hidden_states.unbind(2)))
+        features = shifted(self.draft.features(hidden_states))
         cache, passes = DynamicCache(), []
         here = torch.arange(length, device=ids.device)
         behind = here[:, None] - here[None]  # how far before its query a key is
@@ -130,9 +112,11 @@ class FeatureObjective:
         self.draft, self.acceptance_weight, self.user_weight = draft, acceptance_weight, user_weight
         self.place = torch.full((draft.config.vocab_size,), -1)
         self.place[draft.draft_tokens.cpu()] = torch.arange(len(draft.draft_tokens))
+        self.place = self.place.to(draft.device)
 
-    def __call__(self, hidden: Tensor, rows: Rows, chosen: Tensor) -> dict[str, Tensor]:
-        """`loss` and its parts at the chosen positions, a mask `[rows, length]`."""
+    def __call__(self, hidden: Tensor, rows: Rows) -> dict[str, Tensor]:
+        """`loss` and its parts, of the draft's last hidden states `[rows, length, width]`."""
+        chosen = rows.role != FORCED
         weight = torch.where(rows.role[chosen] == ANSWER, 1.0, self.user_weight)
         weight = weight / weight.sum()
         top_ids, top_logp = rows.top_ids[chosen].long(), rows.top_logp[chosen].float()
@@ -149,22 +133,58 @@ class FeatureObjective:
         return {"loss": parts["kl"] + self.acceptance_weight * (1 - parts["acceptance"]), **parts}
 
 
-@torch.inference_mode()
-def evaluate_features(passes: Passes, rows: Rows, hidden_states: Tensor, *, count: int = 4) -> list[float]:
-    """Mean lossless acceptance at the paper's settings over answers, for each token of a block."""
-    totals, positions = torch.zeros(count), 0
-    for start in range(0, len(rows), 4):
-        part, states = rows[slice(start, start + 4)], hidden_states[start : start + 4].float()
-        chosen = part.role == ANSWER
-        positions += int(chosen.sum())
-        top_ids, q = part.top_ids[chosen].long(), truncate(part.top_logp[chosen].float())
-        for number, hidden in enumerate(passes(part.ids.long(), states, count)):
-            probs = warp(passes.draft.logits(hidden[chosen]))
-            totals[number] += torch.minimum(probs.gather(1, top_ids), q).sum()
-    return (totals / positions).tolist()
+class FeatureTrainer(Trainer):
+    """A run of a feature draft: the verifier reads each batch too, for its hidden states.
 
+    Args:
+        verifier: In evaluation mode.
+        draft: What `build_feature_draft` returned.
+        data, checkpoint, plan: See [`Trainer`].
+    """
 
-def chosen_positions(rows: Rows, share: float, generator: torch.Generator) -> Tensor:
-    """A random share of the positions that are no template, `[rows, length]`."""
-    drawn = torch.rand(rows.role.shape, generator=generator) < share
-    return (rows.role != FORCED) & drawn
+    draft: FeatureDraft
+
+    def __init__(self, verifier: PreTrainedModel, draft: FeatureDraft, data: Path, checkpoint: Path, plan: Plan):
+        self.verifier = verifier
+        self.passes = Passes(draft, verifier.get_input_embeddings())
+        super().__init__(draft, data, checkpoint, plan)
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """See [`Trainer.parameters`]."""
+        return dict(self.draft.named_parameters())
+
+    def begin(self, resumed: bool) -> None:
+        """See [`Trainer.begin`]."""
+        self.objective = FeatureObjective(self.draft, acceptance_weight=self.plan.acceptance_weight)
+
+    @torch.no_grad()
+    def hidden_states(self, rows: Rows) -> list[Tensor]:
+        """What the draft reads of the verifier, each `[rows, length, hidden]`."""
+        places = [layer + 1 for layer in self.draft.config.target_layer_ids]
+        found = self.verifier.base_model(rows.ids.long(), output_hidden_states=places, use_cache=False).hidden_states
+        return [found[place] for place in places]
+
+    def losses(self, rows: Rows) -> dict[str, Tensor]:
+        """See [`Trainer.losses`]."""
+        shown: dict[str, Tensor] = {}
+        total = torch.zeros((), device=rows.ids.device)
+        passes = self.passes(rows.ids.long(), self.hidden_states(rows), len(PASS_WEIGHTS))
+        for number, (hidden, weight) in enumerate(zip(passes, PASS_WEIGHTS, strict=True)):
+            parts = self.objective(hidden, rows)
+            total = total + weight * parts["loss"]
+            shown[f"acceptance {number + 1}"] = parts["acceptance"]
+        return {"loss": total, **shown}
+
+    @torch.inference_mode()
+    def results(self, rows: Rows) -> dict[str, float]:
+        """Mean lossless acceptance at the paper's settings over answers, for each token of a block."""
+        totals, positions = torch.zeros(BLOCK), 0
+        for start in range(0, len(rows), 4):
+            part = self.to_device(rows[slice(start, start + 4)])
+            chosen = part.role == ANSWER
+            positions += int(chosen.sum())
+            top_ids, q = part.top_ids[chosen].long(), truncate(part.top_logp[chosen].float())
+            for number, hidden in enumerate(self.passes(part.ids.long(), self.hidden_states(part), BLOCK)):
+                probs = warp(self.draft.logits(hidden[chosen]))
+                totals[number] += torch.minimum(probs.gather(1, top_ids), q).sum().cpu()
+        return {f"acceptance of token {place + 1}": float(total) / positions for place, total in enumerate(totals)}

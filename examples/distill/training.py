@@ -66,7 +66,8 @@ class Batches:
 
 
 class Trainer:
-    """One run: a draft, its data, and where it is written.
+    """One run: a draft, its data, and where it is written. What is particular to a kind of draft is in the methods
+    `parameters`, `begin`, `losses` and `results`.
 
     Args:
         draft: What `build_draft` returned.
@@ -78,20 +79,42 @@ class Trainer:
         self.draft, self.plan, self.checkpoint = draft, plan, checkpoint
         self.done = 0
         self.generator = torch.Generator().manual_seed(plan.seed)
+        self.trained = self.parameters()
         self.optimiser = torch.optim.AdamW(
-            own_parameters(draft).values(), lr=plan.lr, betas=(0.9, 0.95), weight_decay=plan.weight_decay
+            self.trained.values(), lr=plan.lr, betas=(0.9, 0.95), weight_decay=plan.weight_decay
         )
         self.batches = Batches(data, plan, self.generator)
         self.held_out = load_shards(shard_files(data)[: plan.held_out]) if plan.held_out else None
-        frequent = frequent_tokens(self.batches.rows, plan.vocabulary, draft.config.vocab_size)
         resumed = checkpoint.exists()
         if resumed:
             self.resume()
+        self.begin(resumed)
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """What is trained, by name."""
+        return own_parameters(self.draft)
+
+    def begin(self, resumed: bool) -> None:
+        """Prepares the objective, and the draft where it has not been trained yet."""
+        plan = self.plan
+        frequent = frequent_tokens(self.batches.rows, plan.vocabulary, self.draft.config.vocab_size)
         self.objective = Objective(
-            draft.get_output_embeddings(), frequent, sampled=plan.sampled, acceptance_weight=plan.acceptance_weight
+            self.draft.get_output_embeddings(),
+            frequent,
+            sampled=plan.sampled,
+            acceptance_weight=plan.acceptance_weight,
         )
         if not resumed:
             self.fit_norm()
+
+    def losses(self, rows: Rows) -> dict[str, torch.Tensor]:
+        """`loss`, and what else to show of a batch."""
+        hidden = self.draft.base_model(input_ids=rows.ids.long(), use_cache=False).last_hidden_state
+        return self.objective(hidden, rows, self.generator)
+
+    def results(self, rows: Rows) -> dict[str, float]:
+        """How good the draft is on held-out rows."""
+        return evaluate(self.draft, rows)
 
     @torch.no_grad()
     def fit_norm(self) -> None:
@@ -109,7 +132,7 @@ class Trainer:
         """Continue from the checkpoint."""
         state = torch.load(self.checkpoint, weights_only=True)
         with torch.no_grad():
-            for name, parameter in own_parameters(self.draft).items():
+            for name, parameter in self.trained.items():
                 parameter.copy_(state["draft"][name])
         self.optimiser.load_state_dict(state["optimiser"])
         self.optimiser.param_groups[0]["weight_decay"] = self.plan.weight_decay
@@ -119,7 +142,7 @@ class Trainer:
     def save(self) -> None:
         """Write the checkpoint; a crash leaves the previous one."""
         state = {
-            "draft": {name: p.detach() for name, p in own_parameters(self.draft).items()},
+            "draft": {name: p.detach() for name, p in self.trained.items()},
             "optimiser": self.optimiser.state_dict(),
             "generator": self.generator.get_state(),
             "done": self.done,
@@ -159,12 +182,11 @@ class Trainer:
         """One update of all parameters; returns the parts of the loss."""
         rate = self.plan.lr * self.plan.rate(self.done)
         rows = self.to_device(rows)
-        hidden = self.draft.base_model(input_ids=rows.ids.long(), use_cache=False).last_hidden_state
-        parts = self.objective(hidden, rows, self.generator)
+        parts = self.losses(rows)
         parts["loss"].backward()
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        torch.nn.utils.clip_grad_norm_(own_parameters(self.draft).values(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.trained.values(), 1.0)
         self.optimiser.step()
         self.optimiser.zero_grad()
         return {name: value.item() for name, value in parts.items()}
@@ -177,7 +199,7 @@ class Trainer:
         """Tokens so far, and the quality on the first `rows` held-out rows (all by default)."""
         if self.held_out is None:
             return f"{self.done:,} tokens"
-        results = evaluate(self.draft, self.held_out[slice(rows)])
+        results = self.results(self.held_out[slice(rows)])
         return f"{self.done:,} tokens; held out: " + ", ".join(
             f"{name} {value:.4g}" for name, value in results.items()
         )
