@@ -9,7 +9,7 @@ from tiny_models import build
 from transformers_cactus.demo import pack_linear_layers, quantize_linear_layers
 from transformers_cactus.demo.int8_linear import MOST_ROWS, Int8Linear
 from transformers_cactus.demo.packed_linear import PackedLinear
-from transformers_cactus.demo.subset_output import SubsetOutput
+from transformers_cactus.subset_output import SubsetOutput
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -72,7 +72,8 @@ def test_the_list_of_tokens_holds_all_that_are_left(warpers):
     for warper in separate:
         expected = warper(None, expected)
     assert torch.equal(joined(None, scores), expected)
-    tokens, values = joined.truncate(scores)
+    kept = joined.truncate(scores)
+    tokens, values = kept.tokens, kept.scores
     assert tokens.shape == (5, 9 + TIES)
     torch.testing.assert_close(values, expected.gather(-1, tokens))
     for row in range(5):

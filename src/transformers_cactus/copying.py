@@ -55,7 +55,7 @@ class Copies:
             weights = weights * self._follows[:, :, None]
         if processed.kept is None:
             return Processed(_raised(processed.scores, tokens, weights))
-        kept, scores = processed.kept
+        kept, scores = processed.kept.tokens, processed.kept.scores
         absent = (kept != tokens).all(-1, keepdim=True)
         # The last place is always free: that of the largest score behind the k and their ties.
         kept = torch.cat([kept[..., :-1], torch.where(absent, tokens, kept[..., -1:])], dim=-1)

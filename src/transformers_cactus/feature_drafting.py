@@ -48,6 +48,8 @@ class FeatureDrafter(TokenByTokenDrafter):
         self.model = model
         self.embedding = embedding
         self.device = input_device(model)
+        if len(model.draft_tokens) < vocab_size:
+            self.proposed = model.draft_tokens
         self.hidden_states = [layer + 1 for layer in model.config.target_layer_ids]
         self.cache = RaggedCache(batch_size, device=self.device)
         # Nothing comes before a row's first token.

@@ -17,6 +17,7 @@ from .drafting import Block
 from .inputs import forward_inputs, prefill
 from .processing import BlockProcessor
 from .sequences import Sequences
+from .subset_output import SubsetOutput
 from .token_by_token import TokenByTokenDrafter
 from .transfer import on_device, padded_rows
 
@@ -49,6 +50,9 @@ class ModelDrafter(TokenByTokenDrafter):
         self.model = model
         self.compiled = compiled
         self.device = input_device(model)
+        output = model.get_output_embeddings()
+        if isinstance(output, SubsetOutput):
+            self.proposed = output.tokens
         self.cache = RaggedCache(len(prompts), device=self.device)
         self._prompts: tuple[Tensor, list[int]] | None = (prompts, list(lengths))
         self._unfed: Tensor | None = None

@@ -62,16 +62,16 @@ class Processed:
         kept = [block.kept for block in blocks if block.kept is not None]
         if len(kept) < len(blocks):
             return cls(torch.cat([block.scores for block in blocks], dim=1))
-        columns = [torch.cat(parts, dim=1) for parts in zip(*kept, strict=True)]
-        return cls(None, Kept(*columns), blocks[0].vocab)
+        return cls(None, Kept.joined(kept), blocks[0].vocab)
 
     @property
     def scores(self) -> Tensor:
         """The scores of the whole vocabulary, `[batch, block, vocab]`, written down when they are first asked for."""
         if self._scores is None:
             assert self.kept is not None
-            shape = (*self.kept.tokens.shape[:-1], self.vocab)
-            self._scores = self.kept.scores.new_full(shape, -torch.inf).scatter_(-1, *self.kept)
+            tokens, scores = self.kept.tokens, self.kept.scores
+            nothing = scores.new_full((*tokens.shape[:-1], self.vocab), -torch.inf)
+            self._scores = nothing.scatter_(-1, tokens, scores)
         return self._scores
 
 
@@ -109,13 +109,15 @@ class BlockProcessor:
         ]
         return BlockProcessor(known)
 
-    def __call__(self, scores: Tensor, sequences: Sequences, first: int = 0) -> Processed:
+    def __call__(self, scores: Tensor, sequences: Sequences, first: int = 0, among: Tensor | None = None) -> Processed:
         """Processes a block.
 
         Args:
             scores (`torch.Tensor` of shape `[batch, block, vocab]`): Logits in float32. May be overwritten.
             sequences ([`Sequences`]): The rows, with the drafted tokens written behind them.
             first (`int`, *optional*, defaults to 0): How many written tokens precede the block's first position.
+            among (`torch.LongTensor` of shape `[proposed]`, *optional*): The only tokens whose scores are not `-inf`,
+                where that is known.
 
         Returns:
             [`Processed`]: The processed scores.
@@ -124,7 +126,7 @@ class BlockProcessor:
         for processor in self.processors:
             kept = None
             if isinstance(processor, Truncation):
-                kept = processor.truncate(processed.scores)
+                kept = _truncated(processor, processed.scores, among)
             if kept is not None:
                 processed = Processed(None, kept, processed.vocab)
                 continue
@@ -165,6 +167,13 @@ class BlockProcessor:
         """The processor for all remaining rows at once, some of which may have left the batch."""
         width = sequences.width
         return _compat.processor_of_rows(processor, sequences.rows, sequences.ids[:, :width], width)
+
+
+def _truncated(truncation: Truncation, scores: Tensor, among: Tensor | None) -> Kept | None:
+    if among is None or among.device != scores.device:
+        return truncation.truncate(scores)
+    kept = truncation.truncate(scores.index_select(-1, among))
+    return None if kept is None else Kept(among[kept.tokens], score_rows=kept.score_rows)
 
 
 def exclude_eos(

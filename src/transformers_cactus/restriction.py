@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .acceptance import AcceptanceRule, GammaRule
+from .few_numbers import has_few_numbers, verify_few
 from .processing import Processed
 from .truncation import Kept
 from .verification import Verification, verify
@@ -45,6 +46,18 @@ def verify_kept(
         [`Verification`].
     """
     block, rest = draft_tokens.shape[1], kept.tokens.shape[-1]
+    known = draft_scores is None or draft_scores.kept is not None
+    draft_kept = None if draft_scores is None else draft_scores.kept
+    if block and known and not certify and isinstance(rule, GammaRule) and has_few_numbers(kept, rule):
+        return verify_few(
+            draft_tokens,
+            kept,
+            draft_kept,
+            rule,
+            block_lengths=block_lengths,
+            generator=generator,
+            measure=measure,
+        )
     ahead = kept.tokens[:, :block]
     places = ahead == draft_tokens[..., None]
     # The draft's tokens that the verifier excludes share the last place.

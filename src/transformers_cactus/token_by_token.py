@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -12,7 +13,8 @@ from .copying import Copier
 from .drafting import Block, Drafter
 from .processing import BlockProcessor, Processed, to_vocabulary
 from .sequences import Sequences
-from .verification import sample
+from .truncation import Kept
+from .verification import FEW, sample, sample_row
 
 
 class TokenByTokenDrafter(Drafter):
@@ -46,6 +48,8 @@ class TokenByTokenDrafter(Drafter):
         self.confidence_threshold = confidence_threshold
         self.goes_on = goes_on
         self.copier = copier
+        self.proposed: Tensor | None = None
+        """The only tokens that the draft scores, `[proposed]`, if not all."""
         self._fed = 0
 
     @abstractmethod
@@ -69,7 +73,7 @@ class TokenByTokenDrafter(Drafter):
         logits = self._first_logits(sequences)
         for step in range(count):
             logits = to_vocabulary(logits, self.vocab_size).to(device, torch.float32)
-            processed = self.processor(logits, sequences, first=step)
+            processed = self.processor(logits, sequences, first=step, among=self.proposed)
             if copies is not None:
                 processed = copies.mixed(processed, step)
             tokens.append(_choose(processed, uniforms[step]))
@@ -77,7 +81,7 @@ class TokenByTokenDrafter(Drafter):
                 copies.drafted(tokens[-1], step)
             scores.append(processed)
             if step + 1 < count and (self.confidence_threshold > 0 or self.goes_on is not None):
-                probabilities.append(_probability(processed, tokens[-1]).tolist())
+                probabilities.append(_probabilities(processed, tokens[-1]))
                 for row, probability in enumerate(probabilities[-1]):
                     if probability < self.confidence_threshold:
                         lengths[row] = min(lengths[row], step + 1)
@@ -98,13 +102,37 @@ def _choose(processed: Processed, uniforms: Tensor | None) -> Tensor:
         return processed.scores.argmax(-1)
     if processed.kept is None:
         return sample(processed.scores[:, 0].softmax(-1), uniforms)[:, None]
-    tokens, scores = processed.kept
+    if _is_few(processed.kept):
+        drawn = [
+            tokens[sample_row(_weights(scores), uniform)]
+            for tokens, scores, uniform in zip(
+                processed.kept.token_rows, processed.kept.score_rows, uniforms.tolist(), strict=True
+            )
+        ]
+        return torch.tensor(drawn)[:, None]
+    tokens, scores = processed.kept.tokens, processed.kept.scores
     return tokens[:, 0].gather(-1, sample(scores[:, 0].softmax(-1), uniforms)[:, None])
 
 
-def _probability(processed: Processed, tokens: Tensor) -> Tensor:
-    """The probability of each row's token, `[batch]`."""
+def _probabilities(processed: Processed, tokens: Tensor) -> list[float]:
+    """The probability of each row's token."""
     if processed.kept is None:
-        return processed.scores[:, 0].softmax(-1).gather(-1, tokens)[:, 0]
-    kept, scores = processed.kept
-    return (scores[:, 0].softmax(-1) * (kept[:, 0] == tokens)).sum(-1)
+        found: list[float] = processed.scores[:, 0].softmax(-1).gather(-1, tokens)[:, 0].tolist()
+        return found
+    rows = zip(processed.kept.token_rows, processed.kept.score_rows, tokens[:, 0].tolist(), strict=True)
+    return [_probability(kept, scores, token) for kept, scores, token in rows]
+
+
+def _probability(kept: Sequence[int], scores: Sequence[float], token: int) -> float:
+    weights = _weights(scores)
+    return weights[kept.index(token)] / sum(weights)
+
+
+def _is_few(kept: Kept) -> bool:
+    return kept.tokens.device.type == "cpu" and kept.tokens.numel() <= FEW
+
+
+def _weights(scores: Sequence[float]) -> list[float]:
+    """Numbers proportional to the probabilities of one row."""
+    highest = max(scores)
+    return [math.exp(score - highest) for score in scores]

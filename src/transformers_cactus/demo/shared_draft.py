@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
-from .subset_output import SubsetOutput
+from ..subset_output import SubsetOutput
 
 SHARES_EMBEDDINGS = "cactus_shares_embeddings"
 OUTPUT_TOKENS = "output_tokens"
