@@ -2,6 +2,7 @@
 
     python examples/distill_draft.py chats --data data --shards 8
     python examples/distill_draft.py chats --data data --shards 12 --prompts examples/distill/prompts.txt
+    python examples/distill_draft.py answers --data data --shards 30
     python examples/distill_draft.py train --data data --out draft --tokens 2000000
     python examples/distill_draft.py evaluate --data data --draft draft
     python examples/distill_draft.py train-feature-draft --data data --start draft --out feature-draft
@@ -23,12 +24,14 @@ from typing import Annotated
 
 import torch
 import typer
+from distill.answers import batches_of_one_length, passages_of, write_answers
 from distill.chats import write_chats
 from distill.draft import build_draft
 from distill.evaluation import evaluate as measure
 from distill.feature_draft import FeatureTrainer, build_feature_draft
+from distill.made_up_prompts import made_up_prompts
 from distill.objective import frequent_tokens
-from distill.shards import load_shards, save_shard, shard_files, shard_path
+from distill.shards import load_groups, load_shards, save_shard, shard_files, shard_path
 from distill.texts import label_texts, read_texts
 from distill.training import Plan, Trainer
 from rich.console import Console
@@ -71,6 +74,30 @@ def chats(
         if not shard_path(data, number).exists():
             labelled = write_chats(model, tokenizer, rows=rows, length=length, seed=seed + number, prompts=asked)
             save_shard(labelled, shard_path(data, number))
+
+
+@app.command()
+def answers(
+    data: Data,
+    shards: Annotated[
+        int, typer.Option(help="How many shards the folder is to hold; those of `chats` count too.")
+    ] = 30,
+    verifier: Verifier = None,
+    rows: Rows = 128,
+    new_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 64,
+    seed: int = 77,
+    threads: Threads = None,
+) -> None:
+    """Let the verifier answer made-up questions, tasks in code and arithmetic, summaries, lists and stories."""
+    model, tokenizer = ready(verifier, threads)
+    passages = passages_of(load_shards(shard_files(data)[:1]), tokenizer)
+    if model.device.type == "cpu" and pick_arithmetic().packed:
+        pack_linear_layers(model)
+    prompts = made_up_prompts(shards * rows * 3 // 2, seed, passages)
+    batches = batches_of_one_length(prompts, tokenizer, rows, seed)
+    for number, batch in zip(tqdm(range(shards), unit="shard"), batches, strict=False):
+        if not shard_path(data, number).exists():
+            save_shard(write_answers(model, batch, new_tokens, seed + number), shard_path(data, number))
 
 
 @app.command()
@@ -134,7 +161,7 @@ def train(
     Trainer(draft, data, out / "checkpoint.pt", plan).run()
     proposed = None
     if output_tokens:
-        proposed = frequent_tokens(load_shards(shard_files(data)), output_tokens, model.config.vocab_size)
+        proposed = frequent_tokens(load_groups(shard_files(data)), output_tokens, model.config.vocab_size)
     save_shared_draft(draft, out, proposed)
     tokenizer.save_pretrained(out)
 
@@ -160,8 +187,8 @@ def train_feature_draft(
     large, plain, tokenizer = load_pair(verifier, start, dtype=torch.float32)
     depth = large.config.num_hidden_layers
     layers = [int(layer) for layer in read.split(",")] if read else [depth * k // 4 - 1 for k in (1, 2, 3, 4)]
-    rows = load_shards(shard_files(data))
-    draft = build_feature_draft(plain, frequent_tokens(rows, output_tokens, large.config.vocab_size), layers)
+    groups = load_groups(shard_files(data))
+    draft = build_feature_draft(plain, frequent_tokens(groups, output_tokens, large.config.vocab_size), layers)
     plan = Plan(tokens=tokens, decay=tokens, batch=batch, lr=lr, held_out=held_out, seed=seed)
     FeatureTrainer(large, draft, data, out / "checkpoint.pt", plan).run()
     draft.eval().to(torch.bfloat16).save_pretrained(out)

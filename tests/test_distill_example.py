@@ -6,14 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from test_conversation import chat_tokenizer
+from test_distribution import tiny_llama
 from test_feature_draft import Reference, feature_draft
 from tiny_models import VOCAB, build
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
+from distill.answers import batches_of_one_length, write_answers
 from distill.draft import build_draft
 from distill.evaluation import evaluate
 from distill.feature_draft import FeatureTrainer, Passes, build_feature_draft
+from distill.made_up_prompts import made_up_prompts
 from distill.objective import Objective
 from distill.shards import ANSWER, Rows, save_shard, shard_path
 from distill.texts import label, pack
@@ -117,3 +121,39 @@ def test_a_feature_draft_begins_as_the_plain_one_and_learns(verifier, rows: Rows
     trainer.run()
     assert trainer.losses(rows)["loss"].item() < before - 0.3
     assert set(trainer.results(rows)) == {f"acceptance of token {place}" for place in (1, 2, 3, 4)}
+
+
+def test_shards_of_different_lengths_are_trained_on_together(verifier, rows: Rows, tmp_path: Path):
+    longer = label(verifier, torch.randint(3, VOCAB, (8, 32), generator=torch.Generator().manual_seed(1)).tolist())
+    for number, shard in enumerate((rows, rows, longer)):
+        save_shard(shard, shard_path(tmp_path, number))
+    plan = Plan(tokens=320, batch=2, vocabulary=VOCAB, evaluate_every=0)
+    trainer = Trainer(build_draft(verifier, (0, 1)), tmp_path, tmp_path / "run.pt", plan)
+    batches = iter(trainer.batches)
+    shapes = [tuple(next(batches).ids.shape) for _ in range(6)]
+    assert sorted(shapes) == [(2, 32)] * 4 + [(4, 16)] * 2
+    trainer.run()
+    assert trainer.done >= 320
+
+
+def test_answers_are_labelled_up_to_their_end():
+    verifier, tokenizer = tiny_llama(300, seed=0, layers=2), chat_tokenizer()
+    verifier.generation_config.eos_token_id = 7
+    prompts = made_up_prompts(60, 3, ["It rained. Nobody minded.", "The tree is old. It is tall."])
+    assert len(set(prompts)) > 40
+    batches = list(batches_of_one_length(prompts, tokenizer, 6, seed=0))
+    assert batches and all(batch.shape[0] == 6 for batch in batches)
+    batch = batches[0] % 300
+    written = write_answers(verifier, batch, 12, seed=0)
+    length = batch.shape[1]
+    assert torch.equal(written.ids[:, :length].long(), batch)
+    log_probs = verifier(written.ids.long()).logits.log_softmax(-1)
+    for row in range(6):
+        ends = [place for place in range(length, length + 12) if written.ids[row, place] == 7]
+        last = ends[0] if ends else length + 12
+        assert (written.role[row] == ANSWER).nonzero()[:, 0].tolist() == list(range(length - 1, last))
+        place = length - 1
+        top = written.top_ids[row, place].long()
+        torch.testing.assert_close(
+            log_probs[row, place, top], written.top_logp[row, place].float(), rtol=1e-2, atol=1e-2
+        )

@@ -7,6 +7,7 @@ would cost more than the draft's layers.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch.nn import functional as F
@@ -17,10 +18,11 @@ TEMPERATURE, TOP_K, TOP_P = 0.6, 20, 0.95
 NAMED = -5.0  # log-probability from which a rare token of the labels is scored by itself
 
 
-def frequent_tokens(rows: Rows, count: int, vocab_size: int) -> torch.Tensor:
+def frequent_tokens(groups: Sequence[Rows], count: int, vocab_size: int) -> torch.Tensor:
     """The `count` tokens with the most probability mass in the verifier's labels, in ascending order."""
     mass = torch.zeros(vocab_size)
-    mass.index_add_(0, rows.top_ids.flatten().long(), rows.top_logp.flatten().float().exp())
+    for rows in groups:
+        mass.index_add_(0, rows.top_ids.flatten().long(), rows.top_logp.flatten().float().exp())
     return mass.topk(min(count, vocab_size)).indices.sort().values
 
 

@@ -10,6 +10,7 @@
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -71,10 +72,20 @@ def shard_files(folder: Path) -> list[Path]:
 
 def load_shards(files: Sequence[Path]) -> Rows:
     """Read shards of one row length into memory."""
-    shards = [load_file(file) for file in files]
-    lengths = {shard["ids"].shape[1] for shard in shards}
-    if len(lengths) > 1:
-        raise ValueError(
-            f"the shards have rows of different lengths ({sorted(lengths)}): keep them in separate folders"
-        )
-    return Rows(*(torch.cat([shard[field.name] for shard in shards]) for field in fields(Rows)))
+    groups = load_groups(files)
+    if len(groups) > 1:
+        lengths = sorted(group.ids.shape[1] for group in groups)
+        raise ValueError(f"these shards have rows of different lengths, {lengths}, and cannot be read as one")
+    return groups[0]
+
+
+def load_groups(files: Sequence[Path]) -> list[Rows]:
+    """Read shards into memory, those with rows of one length together."""
+    by_length: dict[int, list[dict[str, torch.Tensor]]] = defaultdict(list)
+    for file in files:
+        shard = load_file(file)
+        by_length[shard["ids"].shape[1]].append(shard)
+    return [
+        Rows(*(torch.cat([shard[field.name] for shard in shards]) for field in fields(Rows)))
+        for shards in by_length.values()
+    ]

@@ -14,7 +14,7 @@ from transformers_cactus.demo.shared_draft import own_parameters
 
 from .evaluation import evaluate
 from .objective import Objective, frequent_tokens
-from .shards import Rows, load_shards, shard_files
+from .shards import Rows, load_groups, load_shards, shard_files
 
 
 @dataclass
@@ -54,14 +54,21 @@ class Batches:
         if not files:
             raise ValueError(f"all shards of {self.folder} are held out: make more data or lower --held-out")
         if files != self.files:
-            self.files, self.rows = files, load_shards(files)
+            self.files, self.groups = files, load_groups(files)
 
     def __iter__(self) -> Iterator[Rows]:
-        size = self.plan.batch
+        longest = max(rows.ids.shape[1] for rows in self.groups)
         while True:
-            order = torch.randperm(len(self.rows), generator=self.generator)
-            for start in range(0, max(len(order) - size, 0) + 1, size):
-                yield self.rows[order[start : start + size]]
+            batches = []
+            for rows in self.groups:
+                # About as many tokens in each batch.
+                size = self.plan.batch * longest // rows.ids.shape[1]
+                order = torch.randperm(len(rows), generator=self.generator)
+                starts = range(0, max(len(order) - size, 0) + 1, size)
+                batches += [(rows, order[start : start + size]) for start in starts]
+            for number in torch.randperm(len(batches), generator=self.generator).tolist():
+                rows, chosen = batches[number]
+                yield rows[chosen]
             self.read()
 
 
@@ -97,7 +104,7 @@ class Trainer:
     def begin(self, resumed: bool) -> None:
         """Prepares the objective, and the draft where it has not been trained yet."""
         plan = self.plan
-        frequent = frequent_tokens(self.batches.rows, plan.vocabulary, self.draft.config.vocab_size)
+        frequent = frequent_tokens(self.batches.groups, plan.vocabulary, self.draft.config.vocab_size)
         self.objective = Objective(
             self.draft.get_output_embeddings(),
             frequent,
@@ -122,7 +129,7 @@ class Trainer:
 
         It was made for the verifier's last hidden states; after a few layers it makes most logits far too large.
         """
-        rows, norm = self.to_device(self.batches.rows[slice(0, 4)]), self.draft.base_model.norm.weight
+        rows, norm = self.to_device(self.batches.groups[0][slice(0, 4)]), self.draft.base_model.norm.weight
         hidden = self.draft.base_model(input_ids=rows.ids.long(), use_cache=False).last_hidden_state
         scales = [0.75**power for power in range(10)]
         losses = [self.objective(hidden * scale, rows, torch.Generator().manual_seed(0))["loss"] for scale in scales]
