@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,22 +69,21 @@ def measure(pair: Pair, new_tokens: int, answers: int) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Parses the command line, measures, prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--answers", type=int, default=2, help="for each prompt")
-    parser.add_argument("--json", help="also write the numbers to this file")
-    arguments = parser.parse_args()
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    arguments = parser.parse_args(words)
     pair, arithmetic = load(arguments)
     rows = measure(pair, arguments.new_tokens, arguments.answers)
-    document = {"machine": machine(arithmetic), "rows": rows}
+    document = {"machine": machine(pair.verifier.device, arithmetic=str(arithmetic)), "rows": rows}
     print(machine_line(document["machine"]))
     header = ["n-gram", "share of positions", "probability of the copy", "acceptance of the draft model"]
     print(table(header, [[row["n"], *(f"{row[key]:.2f}" for key in ("share", "copied", "drafted"))] for row in rows]))
-    if arguments.json:
-        write_json(document, arguments.json)
+    write_json(arguments.json, document)
 
 
 if __name__ == "__main__":

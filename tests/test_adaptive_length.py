@@ -15,6 +15,9 @@ from fast_calls import IGNORE_GREEDY, fast, new_tokens, noisy_copy, plain_alone
 from test_fast_distribution import does_not_fit, draw, fits, law
 from transformers_cactus.adaptive_length import TRY_AFTER, AdaptiveLength, Experience, experience_of
 
+LOSSLESS = "Speculative() False"
+"""What the lossless calls here have their experience under."""
+
 LONGEST = 16
 TOKENS = 2500
 REGIMES = {
@@ -101,13 +104,22 @@ def test_short_calls_go_on_from_what_earlier_ones_have_learned():
     verifier, draft = tiny_models.pair("llama")
     inputs = tiny_models.prompts([7])
     common = {"assistant_model": noisy_copy(verifier), "num_assistant_tokens_schedule": "adaptive"}
-    before = experience_of(verifier, common["assistant_model"]).rounds
-    assert before == 0 and experience_of(verifier, draft).rounds == 0
+    before = experience_of(verifier, common["assistant_model"], LOSSLESS).rounds
+    assert before == 0 and experience_of(verifier, draft, LOSSLESS).rounds == 0
     seen = []
     for _ in range(2):
         fast(verifier, inputs, do_sample=True, max_new_tokens=20, **common)
-        seen.append(experience_of(verifier, common["assistant_model"]).rounds)
+        seen.append(experience_of(verifier, common["assistant_model"], LOSSLESS).rounds)
     assert 0 < seen[0] < seen[1]
+
+
+def test_each_rule_has_an_experience_of_its_own():
+    verifier, draft = tiny_models.build("llama"), tiny_models.build("llama", layers=1)
+    adaptive = {"assistant_model": draft, "num_assistant_tokens_schedule": "adaptive", "do_sample": True}
+    for options in ({"cactus_delta": 0.5}, {"cactus_delta": 0.5, "prompt_lookup_num_tokens": 4}):
+        fast(verifier, tiny_models.prompts([7]), max_new_tokens=20, **adaptive, **options)
+    assert experience_of(verifier, draft, LOSSLESS).rounds == 0
+    assert all(experience_of(verifier, draft, f"Cactus(delta=0.5) {copies}").rounds > 0 for copies in (False, True))
 
 
 def test_texts_too_short_to_learn_from():
@@ -116,7 +128,7 @@ def test_texts_too_short_to_learn_from():
     draft, schedule = copy.deepcopy(other), {"num_assistant_tokens_schedule": "adaptive"}
     for new in [2] * 12 + [20]:
         fast(verifier, tiny_models.prompts([7]), assistant_model=draft, do_sample=True, max_new_tokens=new, **schedule)
-    experience = experience_of(verifier, draft)
+    experience = experience_of(verifier, draft, LOSSLESS)
     assert experience.rounds > 12 and experience.times[1].knows_drafting
 
 
@@ -213,5 +225,5 @@ def test_rounds_are_timed_from_one_transfer_to_the_next():
         max_new_tokens=30,
         num_assistant_tokens_schedule="adaptive",
     )
-    (times,) = experience_of(verifier, draft).times.values()
+    (times,) = experience_of(verifier, draft, LOSSLESS).times.values()
     assert 0 < sum(sum(seen) for seen in times._seconds.values()) < time.perf_counter() - started

@@ -15,7 +15,7 @@ from test_conversation import chat_tokenizer
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import common, compare, overhead, report, scaling, systems, verification  # noqa: E402
+from benchmarks import common, compare, copying, overhead, report, scaling, systems, verification  # noqa: E402
 from benchmarks.compare_tables import summaries  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -115,6 +115,15 @@ def test_the_page_in_the_documentation_is_made_from_its_files():
     folder = ROOT / report.FOLDER
     documents = {name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in report.TABLES}
     assert folder.with_suffix(".md").read_text(encoding="utf-8") == report.page(documents)
+
+
+def test_copies_are_counted(pair, tmp_path):
+    file = tmp_path / "copying.json"
+    copying.main([*pair, "--new-tokens", "24", "--answers", "1", "--json", str(file)])
+    rows = json.loads(file.read_text())["rows"]
+    assert {row["n"] for row in rows} <= {2, 3, 4} and rows
+    assert all(0 <= row[key] <= 1 for row in rows for key in ("share", "copied", "drafted"))
+    assert 0 < sum(row["share"] for row in rows) <= 1
 
 
 def test_missing_files_are_named(tmp_path, capsys):

@@ -282,14 +282,20 @@ class AdaptiveLength(BlockLength):
         return min(2, self.longest)
 
 
-_known: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, Experience]] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, dict[str, Experience]]]
+_known = weakref.WeakKeyDictionary()
 
 
-def experience_of(verifier: Any, draft: Any) -> Experience:
-    """What earlier calls have learned about two models: a copy, for a call that may run beside others."""
-    return deepcopy(_known.get(verifier, {}).get(draft)) or Experience()
+def experience_of(verifier: Any, draft: Any, how: str = "") -> Experience:
+    """What earlier calls have learned about two models: a copy, for a call that may run beside others.
+
+    Args:
+        verifier, draft (`PreTrainedModel`): The models.
+        how (`str`, *optional*): What else acceptance depends on, such as the rule: each has an experience of its own.
+    """
+    return deepcopy(_known.get(verifier, {}).get(draft, {}).get(how)) or Experience()
 
 
-def remember(verifier: Any, draft: Any, experience: Experience) -> None:
-    """Keeps what a call has learned for later ones."""
-    _known.setdefault(verifier, weakref.WeakKeyDictionary())[draft] = experience
+def remember(verifier: Any, draft: Any, experience: Experience, how: str = "") -> None:
+    """Keeps what a call has learned for later ones; arguments as in `experience_of`."""
+    _known.setdefault(verifier, weakref.WeakKeyDictionary()).setdefault(draft, {})[how] = experience

@@ -187,7 +187,9 @@ class _FastLoop:
         if self.call.streamer is not None:
             self.call.streamer.end()
         if isinstance(self.block_length, AdaptiveLength):
-            remember(self.model, self.call.assistant_model, self.block_length.experience)
+            remember(
+                self.model, self.call.assistant_model, self.block_length.experience, self._acceptance_depends_on()
+            )
         self.call.statistics = AcceptanceStatistics(self.statistics)
         return self._output()
 
@@ -405,10 +407,15 @@ class _FastLoop:
         capacity = min(self.limit + self.call.num_assistant_tokens + 1, LARGEST_FIRST_CAPACITY)
         return CompiledForward(model, least, most, capacity)
 
+    def _acceptance_depends_on(self) -> str:
+        """What a pair of models accepts under, besides the text: the rule, and whether the draft copies."""
+        rule = self.call.rule
+        return f"{rule if rule.batch_size is None else type(rule).__name__} {bool(self.call.prompt_lookup_num_tokens)}"
+
     def _block_length(self, rows: int) -> BlockLength:
         call = self.call
         if call.schedule == "adaptive":
-            experience = experience_of(self.model, call.assistant_model)
+            experience = experience_of(self.model, call.assistant_model, self._acceptance_depends_on())
             # Elsewhere than on a CPU each look at a probability waits for the device.
             on_cpu = _compat.input_device(call.assistant_model).type == "cpu"
             return AdaptiveLength(call.num_assistant_tokens, rows, experience, reads_probabilities=on_cpu)
