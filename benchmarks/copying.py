@@ -82,7 +82,11 @@ def main(words: Sequence[str] | None = None) -> None:
     document = {"machine": machine(pair.verifier.device, arithmetic=str(arithmetic)), "rows": rows}
     print(machine_line(document["machine"]))
     header = ["n-gram", "share of positions", "probability of the copy", "acceptance of the draft model"]
-    print(table(header, [[row["n"], *(f"{row[key]:.2f}" for key in ("share", "copied", "drafted"))] for row in rows]))
+    print(
+        table(
+            header, [[str(row["n"]), *(f"{row[key]:.2f}" for key in ("share", "copied", "drafted"))] for row in rows]
+        )
+    )
     write_json(arguments.json, document)
 
 
