@@ -28,7 +28,7 @@ from .configuration import RunOptions, delta_plan, warn_of_context, warn_of_gree
 from .copying import Copier
 from .delta_plan import DeltaPlan
 from .drafting import Block, Drafter, GeneratorDrafter, PromptLookupDrafter
-from .feature_draft import FeatureDraft
+from .feature_draft import is_feature_draft
 from .feature_drafting import FeatureDrafter
 from .inputs import context_limit, forward_inputs, left_align, prefill
 from .model_drafting import ModelDrafter
@@ -391,7 +391,7 @@ class _FastLoop:
             "confidence_threshold": call.confidence_threshold,
             "goes_on": self.block_length.goes_on if self.block_length.reads_probabilities else None,
         }
-        if isinstance(draft, FeatureDraft):
+        if is_feature_draft(draft):
             self.draft_limit = context_limit(draft.decoder)
             embedding = self.model.get_input_embeddings()
             return FeatureDrafter(draft, embedding, processor, vocab_size, len(prompt_lengths), **how)

@@ -19,7 +19,7 @@ from .cache import RaggedCache
 from .compiled import compiler_error
 from .configuration import RunOptions
 from .decoding import FastCall, fast_decoding
-from .feature_draft import FeatureDraft
+from .feature_draft import is_feature_draft
 from .one_by_one import run_one_by_one
 from .settings import CallSettings
 from .stock import StockCall, stock_decoding
@@ -65,7 +65,7 @@ def run(setting: CallSettings, original: Generate, rule: AcceptanceRule) -> Any:
     if reason is None:
         setting.options = _compiled_where_possible(setting)
         return run_fast(setting, original, rule)
-    if isinstance(setting["assistant_model"], FeatureDraft):
+    if is_feature_draft(setting["assistant_model"]):
         raise ValueError(f"a FeatureDraft runs in the fast engine only. {reason}")
     if setting.copies:
         raise ValueError(
@@ -98,7 +98,7 @@ def why_not_fast(setting: CallSettings) -> str | None:
         return f"A draft by {borrowed} takes one sequence at a time."
     draft = setting["assistant_model"]
     longest = setting.longest()
-    if isinstance(draft, FeatureDraft):
+    if is_feature_draft(draft):
         draft = draft.decoder
     for model in (setting.model, None if borrowed else draft):
         reason = None if model is None else supports_ragged(model, longest)
@@ -136,7 +136,7 @@ def _compiled_where_possible(setting: CallSettings) -> RunOptions:
     borrowed = _borrowed_generator(setting)
     if borrowed is not None:
         reason: str | None = f"a draft by {borrowed} runs in transformers' own code, in blocks of any length."
-    elif isinstance(setting["assistant_model"], FeatureDraft):
+    elif is_feature_draft(setting["assistant_model"]):
         reason = "a FeatureDraft reads hidden states, which compiled forwards do not return."
     else:
         models = [model for model in (setting.model, setting["assistant_model"]) if model is not None]

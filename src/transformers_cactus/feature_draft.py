@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -205,5 +205,11 @@ class FeatureDraft(PreTrainedModel, GenerationMixin):
         )
 
 
-AutoConfig.register(FeatureDraftConfig.model_type, FeatureDraftConfig)
-AutoModelForCausalLM.register(FeatureDraftConfig, FeatureDraft)
+def is_feature_draft(model: Any) -> TypeGuard[FeatureDraft]:
+    """Whether a model is a [`FeatureDraft`], of this package or of a copy of it in a repository on the Hub."""
+    return getattr(getattr(model, "config", None), "model_type", None) == FeatureDraftConfig.model_type
+
+
+# A repository may bring another copy of this module.
+AutoConfig.register(FeatureDraftConfig.model_type, FeatureDraftConfig, exist_ok=True)
+AutoModelForCausalLM.register(FeatureDraftConfig, FeatureDraft, exist_ok=True)

@@ -9,7 +9,7 @@ from transformers import Cache, PreTrainedModel
 
 from . import _compat
 from .configuration import RunOptions
-from .feature_draft import FeatureDraft
+from .feature_draft import is_feature_draft
 
 DRAFT_OPTIONS = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 """Options of a `GenerationConfig` that bring a draft without an assistant model."""
@@ -196,7 +196,7 @@ class CallSettings:
         draft = self["assistant_model"]
         if draft is None or self["assistant_tokenizer"] is not None:
             return
-        if isinstance(draft, FeatureDraft):
+        if is_feature_draft(draft):
             draft.check_verifier(self.model)
         sizes = _compat.vocab_size(self.model), _compat.vocab_size(draft)
         if abs(sizes[0] - sizes[1]) > PADDING_LIMIT:
