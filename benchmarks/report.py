@@ -21,6 +21,7 @@ FOLDER = Path("docs/benchmarks")
 FIGURE = "speed.svg"
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "compare-prompts": compare_tables.tables_of,
     "compare": compare_tables.tables_of,
     "compare-temperature-1": compare_tables.tables_of,
     "compare-batch-8": compare_tables.tables_of,

@@ -37,6 +37,7 @@ def documents(pair, tmp_path_factory):
     """What every benchmark that the page is made from writes in its quick mode."""
     folder = tmp_path_factory.mktemp("docs") / "benchmarks"
     compare.main([*pair, "--quick", "--json", str(folder / "compare.json")])
+    shutil.copy(folder / "compare.json", folder / "compare-prompts.json")
     fewer = ["--temperature", "1", "--systems", "[!o]*", "ours*constant"]
     compare.main([*pair, "--quick", *fewer, "--json", str(folder / "compare-temperature-1.json")])
     batches = ["--batch", "8", "--systems", "ours, delta 0*constant"]

@@ -193,6 +193,20 @@ class TestErrors:
                 cactus_engine="stock",
             )
 
+    def test_single_tokens(self):
+        verifier, draft = models()
+        with pytest.raises(
+            ValueError, match="max_matching_ngram_size must be at least 2 beside assistant_model, got 1"
+        ):
+            transformers_cactus.generate(
+                verifier,
+                torch.tensor([PROMPT]),
+                assistant_model=draft,
+                prompt_lookup_num_tokens=4,
+                max_matching_ngram_size=1,
+                cactus_delta=0.5,
+            )
+
     def test_a_third_draft(self):
         verifier, draft = models()
         with pytest.raises(ValueError, match="one draft, this one has several"):

@@ -86,7 +86,7 @@ class Copier:
     def __init__(self, most: int, largest: int | None = None, eos_token_ids: Sequence[int] = ()):
         largest = LARGEST if largest is None else largest
         self.most = most
-        self.index = NgramIndex(largest, min(SMALLEST, largest), eos_token_ids)
+        self.index = NgramIndex(largest, SMALLEST, eos_token_ids)
 
     def find(self, sequences: Sequences, count: int) -> Copies | None:
         """What the rows would copy in a block of at most `count` tokens; `None` where no row has anything."""

@@ -9,6 +9,7 @@ from transformers import Cache, PreTrainedModel
 
 from . import _compat
 from .configuration import RunOptions
+from .copying import SMALLEST as SMALLEST_COPIED
 from .feature_draft import is_feature_draft
 
 DRAFT_OPTIONS = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
@@ -159,6 +160,12 @@ class CallSettings:
             value = self.given(name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        largest = self.given("max_matching_ngram_size")
+        if self.copies and largest is not None and largest < SMALLEST_COPIED:
+            raise ValueError(
+                f"max_matching_ngram_size must be at least {SMALLEST_COPIED} beside assistant_model, got {largest}: "
+                "what followed a single token says less than a draft model does."
+            )
         schedule = None if draft is None else self.draft_setting("num_assistant_tokens_schedule")
         if schedule is not None and schedule not in SCHEDULES:
             raise ValueError(
