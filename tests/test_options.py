@@ -376,7 +376,8 @@ def test_a_call_in_order_does_not_warn(verifier, draft, engine):
     [
         ({"num_assistant_tokens": 0}, ValueError, "num_assistant_tokens must be a whole number of at least 1"),
         ({"num_assistant_tokens": 2.5}, ValueError, "num_assistant_tokens must be a whole number of at least 1"),
-        ({"prompt_lookup_num_tokens": 5}, ValueError, "several .prompt_lookup_num_tokens, assistant_model."),
+        ({"assistant_early_exit": 1}, ValueError, "several .assistant_early_exit, assistant_model."),
+        ({"prompt_lookup_num_tokens": 0}, ValueError, "prompt_lookup_num_tokens must be a whole number of at least 1"),
         ({"assistant_model": "gpt2"}, TypeError, "assistant_model must be a model, got str"),
         ({"cactus_delta": ["0.5"]}, TypeError, "with one for each prompt"),
         ({"cactus_delta": [[0.5]]}, TypeError, "with one for each prompt"),
