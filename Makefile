@@ -67,10 +67,10 @@ RESULTS := docs/benchmarks
 
 bench: $(READY)
 	$(COMPARE) --repetitions 24 --new-tokens 48 --systems $(MAIN) --json $(RESULTS)/compare-prompts.json $(ARGS)
-	$(COMPARE) --repetitions 6 --new-tokens 32 --json $(RESULTS)/compare.json $(ARGS)
-	$(COMPARE) --repetitions 4 --new-tokens 32 --temperature 1 --systems '[!o]*' 'ours*constant' \
+	$(COMPARE) --repetitions 4 --new-tokens 24 --json $(RESULTS)/compare.json $(ARGS)
+	$(COMPARE) --repetitions 3 --new-tokens 24 --temperature 1 --systems '[!o]*' 'ours*constant' \
 		--json $(RESULTS)/compare-temperature-1.json $(ARGS)
-	$(COMPARE) --repetitions 3 --batch 8 $(BATCHED) --json $(RESULTS)/compare-batch-8.json $(ARGS)
+	$(COMPARE) --repetitions 2 --batch 8 $(BATCHED) --json $(RESULTS)/compare-batch-8.json $(ARGS)
 	$(COMPARE) --repetitions 2 --batch 16 $(BATCHED) --json $(RESULTS)/compare-batch-16.json $(ARGS)
 	$(BIN)/python -m benchmarks.verification --json $(RESULTS)/verification.json $(ARGS)
 	$(BIN)/python -m benchmarks.scaling --json $(RESULTS)/scaling.json $(ARGS)
