@@ -77,6 +77,13 @@ def test_a_quantized_draft_is_sampled_from_what_it_computes():
     assert output.acceptance.mean_accepted_length > 1
 
 
+def test_a_quantized_draft_cannot_be_saved(tmp_path):
+    draft = build("llama")
+    quantize_linear_layers(draft)
+    with pytest.raises(ValueError, match="8-bit weights cannot be saved: save it first"):
+        draft.save_pretrained(tmp_path)
+
+
 def test_only_layers_on_a_processor_are_quantized():
     with pytest.raises(ValueError, match="the draft is on meta"):
         quantize_linear_layers(build("llama").to("meta"))

@@ -289,12 +289,35 @@ class TestErrors:
         "other, message",
         [
             (lambda: tiny_llama(9, seed=0, layers=2), "vocab_size 8, not 9"),
-            (lambda: tiny_llama(8, seed=0, layers=1), "num_hidden_layers 2, not 1"),
+            (lambda: tiny_llama(8, seed=0, layers=1), r"reads the layers \[0, 1\] \(target_layer_ids.*has 1\."),
         ],
     )
     def test_another_verifier(self, other, message):
-        with pytest.raises(ValueError, match=f"another verifier than LlamaForCausalLM.*{message}"):
+        with pytest.raises(ValueError, match=message):
             draw(other(), pair()[1], {"input_ids": torch.tensor([PROMPT])}, 4, 2, cactus_delta=0.5)
+
+    @pytest.mark.parametrize(
+        "wrong, message",
+        [
+            ({"target_layer_ids": []}, "target_layer_ids must name at least one layer"),
+            ({"target_layer_ids": [-1]}, "target_layer_ids must name .* from 0, got"),
+            ({"target_layer_ids": [1, 1]}, "each once"),
+            ({"target_layer_ids": [0.5]}, "target_layer_ids must name"),
+            ({"draft_vocab_size": 9}, "draft_vocab_size must be from 1 to vocab_size, which is 8, got 9"),
+            ({"draft_vocab_size": 0}, "draft_vocab_size must be from 1"),
+            ({"decoder_config": None}, "needs decoder_config"),
+        ],
+    )
+    def test_wrong_configurations(self, wrong, message):
+        right = {"decoder_config": pair()[0].config, "target_layer_ids": [0, 1], "vocab_size": 8}
+        with pytest.raises(ValueError, match=message):
+            FeatureDraft(FeatureDraftConfig(**right | wrong))
+
+    def test_the_given_configuration_stays_as_it_was(self):
+        verifier = tiny_llama(8, seed=0, layers=2)
+        before = str(verifier.config), verifier.config._attn_implementation
+        FeatureDraft(FeatureDraftConfig(decoder_config=verifier.config, target_layer_ids=[0], vocab_size=8))
+        assert (str(verifier.config), verifier.config._attn_implementation) == before
 
     def test_compiling_has_no_effect(self):
         verifier, draft = pair()

@@ -8,6 +8,7 @@ within a block, its own last hidden states take their place.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn, TypeGuard
@@ -54,7 +55,8 @@ class FeatureDraftConfig(PretrainedConfig):
     ):
         if isinstance(decoder_config, dict):
             decoder_config = AutoConfig.for_model(**decoder_config)
-        self.decoder_config = decoder_config
+        # transformers writes into the configurations of a model that it builds.
+        self.decoder_config = copy.deepcopy(decoder_config)
         self.target_layer_ids = list(target_layer_ids)
         self.target_hidden_size = target_hidden_size
         self.vocab_size = vocab_size
@@ -78,6 +80,9 @@ class FeatureDraft(PreTrainedModel, GenerationMixin):
     Args:
         config ([`FeatureDraftConfig`]): Its configuration.
 
+    Raises:
+        ValueError: If the configuration lacks something, or names layers or a vocabulary that cannot be.
+
     Example:
         ```python
         draft = FeatureDraft.from_pretrained("my-draft")
@@ -93,6 +98,7 @@ class FeatureDraft(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: FeatureDraftConfig):
         super().__init__(config)
+        _check(config)
         own: Any = config.decoder_config
         width, read = own.hidden_size, config.target_hidden_size or own.hidden_size
         self.project = nn.Linear(len(config.target_layer_ids) * read, width, bias=False)
@@ -186,7 +192,11 @@ class FeatureDraft(PreTrainedModel, GenerationMixin):
         }
         layers = max(own.target_layer_ids, default=-1)
         if config.num_hidden_layers <= layers:
-            needed["num_hidden_layers"], found["num_hidden_layers"] = layers + 1, config.num_hidden_layers
+            raise ValueError(
+                f"this FeatureDraft reads the layers {own.target_layer_ids} (target_layer_ids, from 0), but "
+                f"{type(verifier).__name__} has {config.num_hidden_layers}. Take the draft that was trained for this "
+                "verifier, or other layers."
+            )
         wrong = [f"{name} {value}, not {found[name]}" for name, value in needed.items() if value != found[name]]
         if wrong:
             raise ValueError(
@@ -202,6 +212,22 @@ class FeatureDraft(PreTrainedModel, GenerationMixin):
         """
         raise TypeError(
             "a FeatureDraft reads its verifier's hidden states: pass it as assistant_model=, to a verifier."
+        )
+
+
+def _check(config: FeatureDraftConfig) -> None:
+    if config.decoder_config is None:
+        raise ValueError("a FeatureDraft needs decoder_config: the configuration of its own layers.")
+    layers, proposed = config.target_layer_ids, config.draft_vocab_size
+    whole = all(isinstance(layer, int) and not isinstance(layer, bool) and layer >= 0 for layer in layers)
+    if not layers or not whole or len(set(layers)) < len(layers):
+        raise ValueError(
+            f"target_layer_ids must name at least one layer of the verifier, each once, from 0, got {layers}."
+        )
+    if proposed is not None and not 1 <= proposed <= config.vocab_size:
+        raise ValueError(
+            f"draft_vocab_size must be from 1 to vocab_size, which is {config.vocab_size}, got {proposed}: leave it "
+            "out for all tokens."
         )
 
 

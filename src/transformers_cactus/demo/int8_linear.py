@@ -7,6 +7,8 @@ acceptance stays exact: a rounded draft may be accepted less often, and nothing 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -34,6 +36,10 @@ class Int8Linear(nn.Module):
         weight, scales = quantize(linear.weight)
         self.register_buffer("weight", weight)
         self.register_buffer("scales", scales)
+
+    def _save_to_state_dict(self, *_: Any) -> None:
+        # What loads a draft knows nothing of scales, and would take the 8-bit numbers for weights.
+        raise ValueError("a draft with 8-bit weights cannot be saved: save it first, and quantize it where it runs")
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Multiplies `[..., in_features]`; returns `[..., out_features]` in the same dtype."""
@@ -66,7 +72,7 @@ def can_quantize() -> bool:
 
 
 def quantize_linear_layers(draft: nn.Module) -> None:
-    """Replace every linear layer of a draft by one with 8-bit weights, in place.
+    """Replace every linear layer of a draft by one with 8-bit weights, in place. It cannot be saved from then on.
 
     Args:
         draft (`torch.nn.Module`): On a processor.
