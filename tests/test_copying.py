@@ -178,43 +178,16 @@ def test_the_real_pair_copies():
     assert copying.acceptance.mean_accepted_length > alone.acceptance.mean_accepted_length + 0.5
 
 
-class TestErrors:
-    def test_stock_engine(self):
-        verifier, draft = models()
-        with pytest.raises(
-            ValueError, match=r"work together in the fast engine only.*cactus_engine='stock'.*Leave out"
-        ):
-            transformers_cactus.generate(
-                verifier,
-                torch.tensor([PROMPT]),
-                assistant_model=draft,
-                prompt_lookup_num_tokens=4,
-                cactus_delta=0.5,
-                cactus_engine="stock",
-            )
-
-    def test_single_tokens(self):
-        verifier, draft = models()
-        with pytest.raises(
-            ValueError, match="max_matching_ngram_size must be at least 2 beside assistant_model, got 1"
-        ):
-            transformers_cactus.generate(
-                verifier,
-                torch.tensor([PROMPT]),
-                assistant_model=draft,
-                prompt_lookup_num_tokens=4,
-                max_matching_ngram_size=1,
-                cactus_delta=0.5,
-            )
-
-    def test_a_third_draft(self):
-        verifier, draft = models()
-        with pytest.raises(ValueError, match="one draft, this one has several"):
-            transformers_cactus.generate(
-                verifier,
-                torch.tensor([PROMPT]),
-                assistant_model=draft,
-                prompt_lookup_num_tokens=4,
-                assistant_early_exit=1,
-                cactus_delta=0.5,
-            )
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"cactus_engine": "stock"}, r"work together in the fast engine only.*cactus_engine='stock'.*Leave out"),
+        ({"max_matching_ngram_size": 1}, "max_matching_ngram_size must be at least 2 beside assistant_model, got 1"),
+        ({"assistant_early_exit": 1}, "one draft, this one has several"),
+    ],
+)
+def test_errors(options, message):
+    verifier, draft = models()
+    call = {"assistant_model": draft, "prompt_lookup_num_tokens": 4, "cactus_delta": 0.5}
+    with pytest.raises(ValueError, match=message):
+        transformers_cactus.generate(verifier, torch.tensor([PROMPT]), **call, **options)

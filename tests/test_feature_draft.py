@@ -10,12 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import tiny_tokenizers
 import transformers_cactus
 from fast_calls import IGNORE_GREEDY, fast, plain_alone, rows_alone
 from reference import Distributions, Sampling, exact_law
 from test_distribution import outcomes_of, tiny_llama, verifier_model
 from test_fast_distribution import does_not_fit, fits
-from transformers_cactus import FeatureDraft, FeatureDraftConfig
+from transformers_cactus import FeatureDraft, FeatureDraftConfig, few_numbers, token_by_token
 from transformers_cactus.adaptive_length import AdaptiveLength
 
 PROMPT = (1, 2, 3)
@@ -163,6 +164,19 @@ def test_law_behind_truncation_and_with_rows_of_different_prompts():
         does_not_fit(outcomes[row::3], law(verifier, draft, PROMPTS[row - 1], 3, 4, "cactus", 0.5, sampling))
 
 
+@pytest.mark.parametrize("few", [0, 10**9], ids=["tensors", "python numbers"])
+def test_law_of_a_draft_over_some_tokens_behind_top_k(few, monkeypatch):
+    """Such a draft is truncated among its own tokens, without a look at the others."""
+    monkeypatch.setattr(few_numbers, "MOST", few)
+    monkeypatch.setattr(token_by_token, "FEW", few)
+    verifier, draft = pair(24, (1, 2, 4, 5, 7, 8, 10, 11, 13, 14, 16, 17, 19, 20, 22))
+    sampling = Sampling(temperature=1.2, top_k=4, top_p=0.95)
+    options = {"temperature": 1.2, "top_k": 4, "top_p": 0.95, "cactus_delta": 0.5}
+    outcomes = draw(verifier, draft, {"input_ids": torch.tensor([PROMPT] * ROWS)}, 3, 2, **options)
+    fits(outcomes, law(verifier, draft, PROMPT, 2, 3, "cactus", 0.5, sampling))
+    does_not_fit(outcomes, law(verifier, draft, PROMPT, 2, 3, "speculative", 0.0, sampling))
+
+
 @pytest.mark.filterwarnings(IGNORE_GREEDY)
 class TestGreedy:
     """Greedy text is the verifier's; the accepted lengths show what the draft was told."""
@@ -275,6 +289,13 @@ class TestErrors:
         verifier, draft = pair()
         with pytest.raises(ValueError, match=r"FeatureDraft runs in the fast engine only.*cactus_engine='stock'"):
             draw(verifier, draft, {"input_ids": torch.tensor([PROMPT])}, 4, 2, cactus_delta=0.5, cactus_engine="stock")
+
+    def test_a_tokenizer_of_its_own(self):
+        verifier, draft = pair()
+        tokenizers = {"tokenizer": tiny_tokenizers.build(), "assistant_tokenizer": tiny_tokenizers.build()}
+        tokenizers["assistant_tokenizer"].add_tokens(["another"])
+        with pytest.raises(ValueError, match="has its verifier's tokenizer: leave out assistant_tokenizer"):
+            draw(verifier, draft, {"input_ids": torch.tensor([PROMPT])}, 4, 2, cactus_delta=0.5, **tokenizers)
 
     def test_alone(self):
         with pytest.raises(TypeError, match="pass it as assistant_model=, to a verifier"):

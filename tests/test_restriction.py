@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import transformers_cactus.decoding
 from reference import Sampling
 from test_distribution import Case, does_not_fit, draw, fits, law, verifier_model
-from transformers_cactus import Cactus, CactusExact, Lenience, Speculative, few_numbers, verify
+from transformers_cactus import Cactus, CactusExact, Lenience, Speculative, few_numbers, token_by_token, verify
 from transformers_cactus.processing import Processed
 from transformers_cactus.restriction import verify_kept
 from transformers_cactus.truncation import Kept, Truncation
@@ -95,7 +95,10 @@ def test_a_draft_that_is_no_distribution_is_reported():
 def restricted(monkeypatch, request):
     """The rules of the calls that were verified over the kept tokens only."""
     seen = []
-    monkeypatch.setattr(few_numbers, "MOST", 0 if request.param == "tensors" else 10**9)
+    # Of the verification, and of drafting.
+    limit = 0 if request.param == "tensors" else 10**9
+    monkeypatch.setattr(few_numbers, "MOST", limit)
+    monkeypatch.setattr(token_by_token, "FEW", limit)
 
     def spy(tokens, kept, draft_scores, rule, **kwargs):
         seen.append(rule)

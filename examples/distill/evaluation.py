@@ -13,6 +13,16 @@ def warp(logits: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(logits).scatter(-1, ids, truncate(top))
 
 
+def truncated_acceptance(logits: torch.Tensor, top_ids: torch.Tensor, top_logp: torch.Tensor) -> torch.Tensor:
+    """Lossless acceptance `sum(min(p, q))` of each position at the settings that drafts are judged by, `[positions]`.
+
+    Args:
+        logits: The draft's, `[positions, vocab]`.
+        top_ids, top_logp: The verifier's labels, `[positions, k]`.
+    """
+    return torch.minimum(warp(logits).gather(1, top_ids), truncate(top_logp)).sum(-1)
+
+
 @torch.inference_mode()
 def evaluate(draft: PreTrainedModel, rows: Rows, *, batch: int = 4) -> dict[str, float]:
     """Mean lossless acceptance `sum(min(p, q))` over answers, with truncation and at temperature 1, and the KL there.
@@ -33,7 +43,7 @@ def evaluate(draft: PreTrainedModel, rows: Rows, *, batch: int = 4) -> dict[str,
         q_rest, p_rest = ((1 - x.sum(-1)).clamp(min=1e-6) for x in (q, log_p.exp()))
         kl = (q * (top_logp - log_p)).sum(-1) + q_rest * (q_rest / p_rest).log()
         plain = torch.minimum(log_p.exp(), q).sum(-1)
-        truncated = torch.minimum(warp(logits).gather(1, top_ids), truncate(top_logp)).sum(-1)
+        truncated = truncated_acceptance(logits, top_ids, top_logp)
         totals += torch.stack([truncated.sum(), plain.sum(), kl.sum(), torch.tensor(float(len(kl)))]).double()
     accepted, plain, kl, count = totals.tolist()
     return {

@@ -18,7 +18,7 @@ from transformers_cactus._compat import cache_argument
 from transformers_cactus.demo.shared_draft import SHARES_EMBEDDINGS
 from transformers_cactus.feature_draft import FeatureDraft, FeatureDraftConfig
 
-from .evaluation import warp
+from .evaluation import truncated_acceptance
 from .objective import TEMPERATURE, truncate
 from .shards import ANSWER, FORCED, Rows
 from .training import Plan, Trainer
@@ -183,8 +183,8 @@ class FeatureTrainer(Trainer):
             part = self.to_device(rows[slice(start, start + 4)])
             chosen = part.role == ANSWER
             positions += int(chosen.sum())
-            top_ids, q = part.top_ids[chosen].long(), truncate(part.top_logp[chosen].float())
+            top_ids, top_logp = part.top_ids[chosen].long(), part.top_logp[chosen].float()
             for number, hidden in enumerate(self.passes(part.ids.long(), self.hidden_states(part), BLOCK)):
-                probs = warp(self.draft.logits(hidden[chosen]))
-                totals[number] += torch.minimum(probs.gather(1, top_ids), q).sum().cpu()
+                logits = self.draft.logits(hidden[chosen])
+                totals[number] += truncated_acceptance(logits, top_ids, top_logp).sum().cpu()
         return {f"acceptance of token {place + 1}": float(total) / positions for place, total in enumerate(totals)}

@@ -30,7 +30,7 @@ from .delta_plan import DeltaPlan
 from .drafting import Block, Drafter, GeneratorDrafter, PromptLookupDrafter
 from .feature_draft import is_feature_draft
 from .feature_drafting import FeatureDrafter
-from .inputs import context_limit, forward_inputs, left_align, prefill
+from .inputs import context_limit, forward_inputs, left_align, logits_and_states, prefill
 from .model_drafting import ModelDrafter
 from .outputs import AcceptanceStatistics, SequenceStatistics
 from .parameters import counted
@@ -221,12 +221,8 @@ class _FastLoop:
         if self.compiled is not None and self.unfed is None:
             return self.compiled(self.cache, tokens)
         inputs = forward_inputs(self.model, self.cache, tokens, size + 1)
-        wanted = self.drafter.hidden_states
-        if not wanted:
-            return self.model(**inputs).logits[:, -size - 1 :]
-        output = self.model(**inputs, output_hidden_states=list(wanted))
-        self.hidden_states = [output.hidden_states[place] for place in wanted]
-        return output.logits[:, -size - 1 :]
+        logits, self.hidden_states = logits_and_states(self.model, inputs, self.drafter.hidden_states)
+        return logits[:, -size - 1 :]
 
     def _process(self, logits: Tensor, block: Block) -> Processed:
         if self.processor.reads_prefix:

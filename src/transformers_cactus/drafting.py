@@ -35,6 +35,9 @@ class Block(NamedTuple):
 class Drafter(ABC):
     """Proposes a block in each round and hears what became of it."""
 
+    hidden_states: Sequence[int] = ()
+    """Which of the verifier's hidden states the drafter reads, by their place in `output_hidden_states`."""
+
     @abstractmethod
     def propose(self, sequences: Sequences, count: int) -> Block:
         """Drafts at most `count` tokens for each row.
@@ -43,9 +46,6 @@ class Drafter(ABC):
             sequences ([`Sequences`]): The rows. A drafter may write behind them.
             count (`int`): At least 1.
         """
-
-    hidden_states: Sequence[int] = ()
-    """Which of the verifier's hidden states the drafter reads, by their place in `output_hidden_states`."""
 
     def read(self, hidden_states: Sequence[Tensor], counts: Sequence[int]) -> None:  # noqa: B027 - most read none
         """Gets the verifier's hidden states of the tokens that it has read, in order, before the rows advance.

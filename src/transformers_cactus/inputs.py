@@ -65,6 +65,26 @@ def forward_inputs(
     return inputs
 
 
+def logits_and_states(
+    model: Any, inputs: dict[str, Any], hidden_states: Sequence[int] = ()
+) -> tuple[Tensor, list[Tensor] | None]:
+    """Run a forward.
+
+    Args:
+        model: the model.
+        inputs: from `forward_inputs`.
+        hidden_states: which of the model's hidden states to return, by their place in `output_hidden_states`.
+            Releases of transformers that cannot leave out the others return all.
+
+    Returns:
+        The logits; and the hidden states, None where none were asked for.
+    """
+    if not hidden_states:
+        return model(**inputs).logits, None
+    output = model(**inputs, output_hidden_states=list(hidden_states))
+    return output.logits, [output.hidden_states[place] for place in hidden_states]
+
+
 def context_limit(model: Any) -> int | None:
     """Return how many tokens a model with learned positions can take, or None where positions go on."""
     config = text_config(model)
@@ -89,7 +109,7 @@ def prefill(
         rows: left-aligned prompts, or what the cache does not hold of them, `[batch, longest]`.
         lengths: of these, at least 1, `[batch]`.
         past_limit: see `forward_inputs`.
-        hidden_states: which of the model's hidden states to return, by their place in `output_hidden_states`.
+        hidden_states: see `logits_and_states`.
 
     Returns:
         Those, each `[batch, longest - 1, hidden]`; None where none were asked for or there was nothing to feed.
@@ -98,8 +118,6 @@ def prefill(
         return None
     # Padding behind a short prompt is seen by no token before it, so the plain causal mask of equal rows is right.
     inputs = forward_inputs(model, cache, rows[:, :-1], logits_to_keep=1, past_limit=past_limit)
-    if hidden_states:
-        inputs["output_hidden_states"] = list(hidden_states)
-    output = model(**inputs)
+    _, states = logits_and_states(model, inputs, hidden_states)
     cache.commit((lengths - 1).tolist())
-    return [output.hidden_states[place] for place in hidden_states] if hidden_states else None
+    return states

@@ -160,6 +160,10 @@ class CallSettings:
             value = self.given(name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        if is_feature_draft(draft):
+            draft.check_verifier(self.model)
+            if self["assistant_tokenizer"] is not None:
+                raise ValueError("a FeatureDraft has its verifier's tokenizer: leave out assistant_tokenizer.")
         largest = self.given("max_matching_ngram_size")
         if self.copies and largest is not None and largest < SMALLEST_COPIED:
             raise ValueError(
@@ -203,8 +207,6 @@ class CallSettings:
         draft = self["assistant_model"]
         if draft is None or self["assistant_tokenizer"] is not None:
             return
-        if is_feature_draft(draft):
-            draft.check_verifier(self.model)
         sizes = _compat.vocab_size(self.model), _compat.vocab_size(draft)
         if abs(sizes[0] - sizes[1]) > PADDING_LIMIT:
             raise ValueError(

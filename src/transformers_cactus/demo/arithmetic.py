@@ -40,8 +40,8 @@ def pick_arithmetic(device: str | torch.device = "cpu") -> Arithmetic:
     Accelerators get bfloat16. On a processor it depends: bfloat16 halves the memory traffic, but without its own
     instructions the arithmetic of a block of tokens is several times slower; and packed weights are for the
     processors that MKL is not tuned for. So all are timed, in turn, for about a second, over a block of five tokens:
-    what is fastest for one token, and so for plain generation, may be another one. Then so is 8-bit drafting, over one
-    token.
+    what is fastest for one token, and so for plain generation, may be another one. Then so is 8-bit drafting,
+    for less time, over one token.
 
     Args:
         device (`str` or `torch.device`, *optional*, defaults to `"cpu"`): Where the models will run.
@@ -57,7 +57,7 @@ def pick_arithmetic(device: str | torch.device = "cpu") -> Arithmetic:
     verifying = _seconds([_pass(candidate, ROWS) for candidate in candidates])
     best = candidates[verifying.index(min(verifying))]
     if int8_linear.can_quantize():
-        plain, quantized = _seconds([_pass(best, 1), _pass(best._replace(int8_draft=True), 1)])
+        plain, quantized = _seconds([_pass(best, 1), _pass(best._replace(int8_draft=True), 1)], budget=0.4)
         best = best._replace(int8_draft=quantized < plain)
     return best
 

