@@ -14,10 +14,11 @@ from reference import Distributions, Sampling, exact_law, model_drafter
 from test_distribution import outcomes_of, tiny_llama
 from test_fast_distribution import does_not_fit, fits
 from tiny_models import build
-from transformers_cactus.copying import Copies
+from transformers_cactus.copying import Copier, Copies
 from transformers_cactus.demo import load_pair
 from transformers_cactus.ngrams import NgramIndex
 from transformers_cactus.processing import Processed
+from transformers_cactus.sequences import Sequences
 from transformers_cactus.truncation import Kept
 
 PROMPT = (5, 1, 2, 6, 5, 1, 2)
@@ -146,6 +147,23 @@ def test_index_finds_what_a_search_finds(tokens, largest):
             assert (found, size) == ([], 0)
         else:
             assert size == first[0] and tuple(found) == text[first[1] + size :][:count]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=20), st.integers(1, 6), st.integers(1, 6), st.integers(2, 4))
+def test_copies_and_their_shares(tokens, count, most, largest):
+    rows = torch.tensor([tokens, tokens[::-1]])
+    copies = Copier(most, largest).find(Sequences(rows, [0, 0], len(tokens)), count)
+    expected = [copied(tuple(row), min(count, most), largest) for row in rows.tolist()]
+    if copies is None:
+        assert not any(expected)
+        return
+    for row, wanted in enumerate(expected):
+        shares = copies.weights[row].tolist()
+        assert [*zip(copies.tokens[row].tolist(), shares, strict=True)][: len(wanted)] == [
+            (token, pytest.approx(share)) for token, share in wanted
+        ]
+        assert not any(shares[len(wanted) :])
 
 
 @pytest.mark.filterwarnings(IGNORE_GREEDY)
