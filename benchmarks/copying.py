@@ -6,7 +6,7 @@
 The verifier answers the prompts of benchmarks/prompts.json. At each position whose last n tokens occurred before in
 the prompt or the answer (the longest n up to 4 and the latest occurrence count), the table has the probability that
 the verifier gives to the token that followed then, beside what the draft model's own distribution would have accepted
-there. `transformers_cactus.copying.HIT_RATES` is the first of the two, rounded.
+there. `transformers_cactus.copying.HIT_RATES` is near the first of the two.
 """
 
 from __future__ import annotations

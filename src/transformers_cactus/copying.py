@@ -23,7 +23,7 @@ SMALLEST, LARGEST = 2, 4
 """Tokens of the n-grams that are looked up, where the call does not name a longest."""
 
 HIT_RATES = {2: 0.45, 3: 0.6}
-"""By n-gram size, the copied token's probability under the verifier, as `python -m benchmarks.copying` finds it."""
+"""By n-gram size, about the copied token's probability under the verifier: see `python -m benchmarks.copying`."""
 
 HIT_RATE_OF_LONGER = 0.75
 
