@@ -260,12 +260,17 @@ class AdaptiveLength(BlockLength):
         times, rows = self._times, len(self.lengths)
         found = (0, rows / times.of(0))
         expected = survival = 1.0
+        before = 0.0
         for length in range(1, self.longest + 1):
             survival *= self.experience.at_position(length - 1)
             expected += survival
             speed = rows * expected / times.of(length)
             if speed > found[1]:
                 found = length, speed
+            if speed < before:
+                # Each further token brings less and costs the same: from here on it only gets worse.
+                break
+            before = speed
         return found
 
     def _retried(self) -> int:

@@ -74,7 +74,8 @@ class RowLengths:
     def positions(self, tokens: int) -> Tensor:
         """Return the positions of the next tokens of each row, `[batch, tokens]`."""
         if self.level:
-            return torch.arange(self.longest, self.longest + tokens, device=self.device).expand(self.batch_size, -1)
+            positions = torch.arange(self.longest, self.longest + tokens, device=self.device)[None]
+            return positions if self.batch_size == 1 else positions.expand(self.batch_size, -1)
         return self.lengths[:, None] + torch.arange(tokens, device=self.device)
 
     def slots(self, tokens: int, heads: int, capacity: int, device: torch.device) -> Tensor:

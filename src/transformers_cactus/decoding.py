@@ -30,7 +30,7 @@ from .delta_plan import DeltaPlan
 from .drafting import Block, Drafter, GeneratorDrafter, PromptLookupDrafter
 from .feature_draft import is_feature_draft
 from .feature_drafting import FeatureDrafter
-from .inputs import context_limit, forward_inputs, left_align, logits_and_states, prefill
+from .inputs import ForwardInputs, context_limit, left_align, logits_and_states, prefill
 from .model_drafting import ModelDrafter
 from .outputs import AcceptanceStatistics, SequenceStatistics
 from .parameters import counted
@@ -127,6 +127,7 @@ class _FastLoop:
         model_kwargs: dict[str, Any],
     ):
         self.model, self.call, self.config = model, call, generation_config
+        self.forward_inputs = ForwardInputs(model)
         self.do_sample = bool(generation_config.do_sample)
         if not self.do_sample:
             warn_of_greedy(call.rule)
@@ -220,7 +221,7 @@ class _FastLoop:
         tokens = torch.cat([unfed, block.tokens], dim=1)
         if self.compiled is not None and self.unfed is None:
             return self.compiled(self.cache, tokens)
-        inputs = forward_inputs(self.model, self.cache, tokens, size + 1)
+        inputs = self.forward_inputs(self.cache, tokens, size + 1)
         logits, self.hidden_states = logits_and_states(self.model, inputs, self.drafter.hidden_states)
         return logits[:, -size - 1 :]
 

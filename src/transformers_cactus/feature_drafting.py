@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ._compat import input_device
 from .cache import DraftMemory, RaggedCache
 from .feature_draft import FeatureDraft
-from .inputs import forward_inputs
+from .inputs import ForwardInputs
 from .processing import BlockProcessor
 from .sequences import Sequences
 from .token_by_token import TokenByTokenDrafter
@@ -46,6 +46,7 @@ class FeatureDrafter(TokenByTokenDrafter):
     ):
         super().__init__(processor, vocab_size, **how)
         self.model = model
+        self.forward_inputs = ForwardInputs(model.decoder)
         self.embedding = embedding
         self.device = input_device(model)
         if len(model.draft_tokens) < vocab_size:
@@ -80,7 +81,7 @@ class FeatureDrafter(TokenByTokenDrafter):
 
     def _logits(self, tokens: Tensor, features: Tensor, counts: list[int]) -> Tensor:
         """Feeds the first tokens of each row; the logits behind the last of them, `[batch, 1, vocab]`."""
-        inputs = forward_inputs(self.model.decoder, self.cache, tokens.to(self.device), past_limit=True)
+        inputs = self.forward_inputs(self.cache, tokens.to(self.device), past_limit=True)
         del inputs["input_ids"]
         embedded = self.embedding(tokens).to(features.device, features.dtype)
         level = min(counts) == max(counts)

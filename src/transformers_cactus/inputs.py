@@ -28,6 +28,55 @@ def left_align(input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple
     return input_ids.gather(1, order)[:, : int(lengths.max())], lengths
 
 
+class ForwardInputs:
+    """The keyword arguments of a model's forwards. What they depend on of the model is looked up once.
+
+    Args:
+        model: a model for which `supports_ragged` gives no reason against it.
+    """
+
+    def __init__(self, model: Any):
+        self.model = model
+        self.limit = context_limit(model)
+        self.cache_argument = cache_argument(model)
+        self.keeps_logits = "logits_to_keep" in forward_parameters(model)
+
+    def __call__(
+        self,
+        cache: RaggedCache,
+        input_ids: Tensor,
+        logits_to_keep: int | None = None,
+        *,
+        past_limit: bool = False,
+    ) -> dict[str, Any]:
+        """Return the keyword arguments of a forward over the next tokens of each row.
+
+        Args:
+            cache: what the rows hold so far.
+            input_ids: the next tokens of each row, `[batch, k]`; a row may end in padding that is not committed later.
+            logits_to_keep: number of last positions to compute logits for, where the model has a choice; None for all.
+            past_limit: whether rows may be longer than a model with learned positions can take. What comes out for
+                them means nothing.
+        """
+        rows, tokens = cache.rows, input_ids.shape[1]
+        positions = rows.positions(tokens)
+        if self.limit is not None and self.limit < rows.longest + tokens and (past_limit or rows.longest < self.limit):
+            # A row near its end is fed the other rows' block length. Its tokens behind the limit are rolled back.
+            positions = positions.clamp(max=self.limit - 1)
+        # Rows of equal length are what transformers builds masks for, skipping them where attention needs none.
+        mask = None if rows.level else ragged_masks(self.model, positions, rows.longest + tokens)
+        inputs: dict[str, Any] = {
+            "input_ids": input_ids,
+            "position_ids": positions,
+            "attention_mask": mask,
+            self.cache_argument: cache,
+            "use_cache": True,
+        }
+        if logits_to_keep is not None and self.keeps_logits:
+            inputs["logits_to_keep"] = logits_to_keep
+        return inputs
+
+
 def forward_inputs(
     model: Any,
     cache: RaggedCache,
@@ -36,33 +85,8 @@ def forward_inputs(
     *,
     past_limit: bool = False,
 ) -> dict[str, Any]:
-    """Return the keyword arguments of a forward over the next tokens of each row.
-
-    Args:
-        model: a model for which `supports_ragged` gives no reason against it.
-        cache: what the rows hold so far.
-        input_ids: the next tokens of each row, `[batch, k]`; a row may end in padding that is not committed later.
-        logits_to_keep: number of last positions to compute logits for, where the model has a choice; None for all.
-        past_limit: whether rows may be longer than a model with learned positions can take. What comes out for them
-            means nothing.
-    """
-    tokens = input_ids.shape[1]
-    positions = cache.rows.positions(tokens)
-    limit = context_limit(model)
-    if limit is not None and limit < cache.rows.longest + tokens and (past_limit or cache.rows.longest < limit):
-        # A row near its end is fed the other rows' block length. Its tokens behind the limit are rolled back.
-        positions = positions.clamp(max=limit - 1)
-    inputs: dict[str, Any] = {
-        "input_ids": input_ids,
-        "position_ids": positions,
-        # Rows of equal length are what transformers builds masks for, skipping them where attention needs none.
-        "attention_mask": None if cache.rows.level else ragged_masks(model, positions, cache.rows.longest + tokens),
-        cache_argument(model): cache,
-        "use_cache": True,
-    }
-    if logits_to_keep is not None and "logits_to_keep" in forward_parameters(model):
-        inputs["logits_to_keep"] = logits_to_keep
-    return inputs
+    """Return the keyword arguments of one forward: see [`ForwardInputs`]."""
+    return ForwardInputs(model)(cache, input_ids, logits_to_keep, past_limit=past_limit)
 
 
 def logits_and_states(
@@ -108,7 +132,7 @@ def prefill(
         cache: of the batch size of `rows`. Empty, or else all rows have one length.
         rows: left-aligned prompts, or what the cache does not hold of them, `[batch, longest]`.
         lengths: of these, at least 1, `[batch]`.
-        past_limit: see `forward_inputs`.
+        past_limit: see [`ForwardInputs`].
         hidden_states: see `logits_and_states`.
 
     Returns:

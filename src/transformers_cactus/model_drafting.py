@@ -14,7 +14,7 @@ from ._compat import vocab_size as vocab_size_of
 from .cache import DraftMemory, RaggedCache
 from .compiled import CompiledForward
 from .drafting import Block
-from .inputs import forward_inputs, prefill
+from .inputs import ForwardInputs, prefill
 from .processing import BlockProcessor
 from .sequences import Sequences
 from .subset_output import SubsetOutput
@@ -48,6 +48,8 @@ class ModelDrafter(TokenByTokenDrafter):
     ):
         super().__init__(processor, vocab_size, **how)
         self.model = model
+        self.forward_inputs = ForwardInputs(model)
+        self.known_tokens = vocab_size_of(model)
         self.compiled = compiled
         self.device = input_device(model)
         output = model.get_output_embeddings()
@@ -120,12 +122,12 @@ class ModelDrafter(TokenByTokenDrafter):
         # A row that has no positions left is fed like the others: its block is empty.
         if self.compiled is not None:
             return self.compiled(self.cache, known, logits_to_keep, past_limit=True)
-        return self.model(**forward_inputs(self.model, self.cache, known, logits_to_keep, past_limit=True)).logits
+        return self.model(**self.forward_inputs(self.cache, known, logits_to_keep, past_limit=True)).logits
 
     def _known(self, tokens: Tensor) -> Tensor:
         """Tokens on the draft's device; those that only the verifier's vocabulary has are read as another one."""
-        size = vocab_size_of(self.model)
-        return (tokens.clamp(max=size - 1) if size < self.vocab_size else tokens).to(self.device)
+        known = self.known_tokens
+        return (tokens.clamp(max=known - 1) if known < self.vocab_size else tokens).to(self.device)
 
     def commit(self, accepted: Sequence[int]) -> None:
         """See [`Drafter.commit`]."""

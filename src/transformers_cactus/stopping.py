@@ -69,6 +69,8 @@ class BlockStopping:
 
     def out_of_time(self) -> bool:
         """Whether the time is up: every row then ends with its first new token."""
+        if not self.clocks:
+            return False
         # The criterion asks the ids for the batch size and the device of its answer only.
         no_tokens = torch.empty(1, 0, dtype=torch.long)
         return any(bool(clock(no_tokens, None).all()) for clock in self.clocks)

@@ -76,7 +76,8 @@ def _mask_reason(model: Any, config: Any, name: str) -> str | None:
 
 
 def _has_alibi(model: Any, config: Any) -> bool:
-    settings = [config.to_dict(), *(value for value in config.to_dict().values() if isinstance(value, dict))]
+    everything = config.to_dict()
+    settings = [everything, *(value for value in everything.values() if isinstance(value, dict))]
     declared = any("alibi" in str(key) and value for setting in settings for key, value in setting.items())
     return declared or hasattr(model.base_model, "build_alibi_tensor")
 
