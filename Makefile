@@ -17,7 +17,7 @@ help:
 	@echo "make demo       watch a real model pair generate with Cactus"
 	@echo "make test       lint, then the tests"
 	@echo "make test-slow  the long statistical tests, the examples and the code of the documentation"
-	@echo "make bench      all benchmarks, half an hour to an hour on two slow cores, and docs/benchmarks.md; ARGS=--quick"
+	@echo "make bench      all benchmarks, an hour or more on two slow cores, and docs/benchmarks.md; ARGS=--quick"
 	@echo "make docs       the documentation as a web site, in site/"
 	@echo "make lint       ruff format check, ruff check, mypy"
 	@echo "make format     let ruff format and fix the code"
@@ -72,6 +72,7 @@ bench: $(READY)
 		--json $(RESULTS)/compare-temperature-1.json $(ARGS)
 	$(COMPARE) --repetitions 2 --batch 8 $(BATCHED) --json $(RESULTS)/compare-batch-8.json $(ARGS)
 	$(COMPARE) --repetitions 2 --batch 16 $(BATCHED) --json $(RESULTS)/compare-batch-16.json $(ARGS)
+	$(BIN)/python -m benchmarks.adaptive --json $(RESULTS)/adaptive.json $(ARGS)
 	$(BIN)/python -m benchmarks.verification --json $(RESULTS)/verification.json $(ARGS)
 	$(BIN)/python -m benchmarks.scaling --json $(RESULTS)/scaling.json $(ARGS)
 	$(BIN)/python -m benchmarks.report --folder $(RESULTS)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import compare_tables, scaling, verification
+from . import adaptive, compare_tables, scaling, verification
 from .common import machine_line
 from .compare_figure import draw
 
@@ -26,6 +26,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "compare-temperature-1": compare_tables.tables_of,
     "compare-batch-8": compare_tables.tables_of,
     "compare-batch-16": compare_tables.tables_of,
+    "adaptive": adaptive.tables_of,
     "verification": verification.tables_of,
     "scaling": scaling.tables_of,
 }

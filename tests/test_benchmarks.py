@@ -15,7 +15,7 @@ from test_conversation import chat_tokenizer
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import common, compare, copying, overhead, report, scaling, systems, verification  # noqa: E402
+from benchmarks import adaptive, common, compare, copying, overhead, report, scaling, systems, verification  # noqa: E402
 from benchmarks.compare_tables import summaries  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -45,6 +45,7 @@ def documents(pair, tmp_path_factory):
     shutil.copy(folder / "compare-batch-8.json", folder / "compare-batch-16.json")
     verification.main(["--quick", "--vocabularies", "32k", "--json", str(folder / "verification.json")])
     scaling.main(["--quick", "--json", str(folder / "scaling.json")])
+    adaptive.main([*pair, "--quick", "--json", str(folder / "adaptive.json")])
     return folder, {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
 
 
@@ -116,6 +117,31 @@ def test_the_page_in_the_documentation_is_made_from_its_files():
     folder = ROOT / report.FOLDER
     documents = {name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in report.TABLES}
     assert folder.with_suffix(".md").read_text(encoding="utf-8") == report.page(documents)
+
+
+def test_adaptive_lengths_are_held_against_the_best_constant_one(documents):
+    found = documents[1]["adaptive"]["regimes"]
+    assert set(found) == {"good draft", "poor draft", "expensive draft"}
+    for runs in found.values():
+        assert set(adaptive.speeds_of(runs)) == {systems.ALONE, *map(str, adaptive.BLOCKS), adaptive.ADAPTIVE}
+
+    walls = {systems.ALONE: (10, 10), "1": (9, 9), "2": (6, 1), "4": (5, 5), "8": (8, 8), adaptive.ADAPTIVE: (4, 2)}
+    runs = [
+        {"system": name, "repetition": repetition, "tokens": 10, "wall": wall}
+        for name, its in walls.items()
+        for repetition, wall in enumerate(its)
+    ]
+    best, over_constant, over_alone = adaptive.over_best(runs)
+    assert (best, over_constant.median, over_alone.median) == ("2", (6 / 4 + 1 / 2) / 2, (10 / 4 + 10 / 2) / 2)
+
+
+def test_the_poor_draft_is_poor():
+    _, draft = tiny_models.pair("llama")
+    poor, ids = adaptive.scrambled(draft), torch.arange(12)[None]
+    assert poor.get_input_embeddings().weight is draft.get_input_embeddings().weight
+    assert not torch.allclose(poor(ids).logits, draft(ids).logits)
+    shifted = draft.get_output_embeddings()(draft.base_model(ids).last_hidden_state.roll(1, dims=-1))
+    torch.testing.assert_close(poor(ids).logits, shifted)
 
 
 def test_copies_are_counted(pair, tmp_path):
