@@ -1,7 +1,7 @@
 """A real model pair that needs no set-up: a small instruct model and a draft made for it, shipped with the package."""
 
 from .arithmetic import Arithmetic, pick_arithmetic
-from .int8_linear import quantize_linear_layers
+from .int8_layers import quantize_linear_layers
 from .packed_linear import pack_linear_layers
 from .pair import Pair, load_pair
 

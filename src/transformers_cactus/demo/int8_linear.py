@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .linear_layers import replace_linear_layers
-
 MOST_ROWS = 32
 """Rows from which PyTorch's 8-bit multiplication, made for a few, is slower than one in float32."""
 
@@ -71,23 +69,3 @@ def multiply(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
 def can_quantize() -> bool:
     """Whether this build of PyTorch has the operator."""
     return hasattr(torch, "_weight_int8pack_mm")
-
-
-def quantize_linear_layers(draft: nn.Module) -> None:
-    """Replace every linear layer of a draft by one with 8-bit weights, in place. It cannot be saved from then on.
-
-    Args:
-        draft (`torch.nn.Module`): On a processor.
-
-    Raises:
-        ValueError: If it is elsewhere, or if this build of PyTorch lacks the operator.
-    """
-    replace_linear_layers(draft, Int8Linear, _check)
-
-
-def _check(linears: list[nn.Linear]) -> None:
-    if not can_quantize():
-        raise ValueError("this build of PyTorch multiplies no 8-bit weights: leave the linear layers as they are")
-    elsewhere = {linear.weight.device.type for linear in linears} - {"cpu"}
-    if elsewhere:
-        raise ValueError(f"only layers on a processor are quantized, but the draft is on {', '.join(elsewhere)}")

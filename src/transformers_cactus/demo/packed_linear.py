@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .linear_layers import replace_linear_layers
+from .replacing import is_linear, linear_layers, replace_modules
 
 TYPICAL_ROWS = 5
 """Rows that the layout of a packed weight is chosen for: a block of four drafted tokens and one more."""
@@ -63,7 +63,8 @@ def pack_linear_layers(model: nn.Module) -> None:
     Raises:
         ValueError: If it is not, or if this build of PyTorch lacks the operators.
     """
-    replace_linear_layers(model, PackedLinear, _check)
+    _check(linear_layers(model))
+    replace_modules(model, is_linear, PackedLinear)
 
 
 def _check(linears: list[nn.Linear]) -> None:

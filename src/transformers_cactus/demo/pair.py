@@ -22,7 +22,7 @@ from ..feature_draft import FeatureDraft, FeatureDraftConfig
 from ..paths import looks_like_path
 from .arithmetic import pick_arithmetic
 from .bundled import bundled_verifier
-from .int8_linear import quantize_linear_layers
+from .int8_layers import quantize_linear_layers
 from .packed_linear import pack_linear_layers
 from .shared_draft import load_shared_draft, shares_embeddings
 
