@@ -66,7 +66,7 @@ BATCHED := --new-tokens 16 --systems 'ours, delta 0, constant' 'ours, delta 0.75
 RESULTS := docs/benchmarks
 
 bench: $(READY)
-	$(COMPARE) --repetitions 24 --new-tokens 48 --systems $(MAIN) --json $(RESULTS)/compare-prompts.json $(ARGS)
+	$(COMPARE) --repetitions 24 --systems $(MAIN) --json $(RESULTS)/compare-prompts.json $(ARGS)
 	$(COMPARE) --repetitions 4 --new-tokens 24 --json $(RESULTS)/compare.json $(ARGS)
 	$(COMPARE) --repetitions 3 --new-tokens 24 --temperature 1 --systems '[!o]*' 'ours*constant' \
 		--json $(RESULTS)/compare-temperature-1.json $(ARGS)
