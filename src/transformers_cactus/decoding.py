@@ -165,6 +165,8 @@ class _FastLoop:
         self.rule = rule_for_batch(call.rule, len(input_ids), repeats)
         self.plan = delta_plan(self.rule, call.options, len(input_ids) // repeats, repeats)
         self.drafter = self._drafter(prompt_lengths, model_kwargs)
+        # Who reads the rows on the device. Otherwise the tokens on the host are enough.
+        self.reads_ids = self.processor.reads_prefix or isinstance(self.drafter, GeneratorDrafter)
         self.unfed: Tensor | None = None
         self.hidden_states: list[Tensor] | None = None
         given = model_kwargs.get(_compat.cache_argument(model))
@@ -345,7 +347,7 @@ class _FastLoop:
         if self.hidden_states is not None:
             self.drafter.read(self.hidden_states, kept)
         # Where a row was cut its last token is another one, but then the row ends.
-        if not self.stopping.reads_tokens:
+        if self.reads_ids and not self.stopping.reads_tokens:
             longest = max(map(len, emitted))
             padded = [new + [0] * (longest - len(new)) for new in emitted]
             self.sequences.write(on_device(padded, self.sequences.ids.device))
