@@ -100,6 +100,15 @@ def test_a_draft_that_got_better_is_found_again():
     assert good[-100:].count(0) < 5
 
 
+def test_short_calls_try_a_poor_draft_as_rarely_as_a_long_one():
+    experience, source, tried = Experience(), random.Random(0), []
+    for _ in range(30):
+        adaptive = AdaptiveLength(8, 1, experience, reads_probabilities=False)
+        tried.append(sum(length > 0 for length in rounds(adaptive, 20, 0.1, source)))
+    # Behind 200 rounds, for two rounds each time, at distances of 128 and 256.
+    assert 0 < sum(tried[10:]) <= 6
+
+
 def test_short_calls_go_on_from_what_earlier_ones_have_learned():
     verifier, draft = tiny_models.pair("llama")
     inputs = tiny_models.prompts([7])

@@ -120,6 +120,9 @@ class Experience:
         self.by_probability = [Rate((low + high) / 2) for low, high in zip((0, *EDGES), (*EDGES, 1), strict=True)]
         self.any = Rate(0.6)
         self.times: dict[int, RoundTimes] = {}
+        # Where drafting does not pay: rounds until it is tried again, and from then until the next time. A new call
+        # does not begin with a try, for which its draft would have to read the prompt.
+        self.patience = self.pause = TRY_AFTER[0]
 
     def at_position(self, position: int) -> float:
         """Probability that a drafted token is accepted once those before it are."""
@@ -182,7 +185,6 @@ class AdaptiveLength(BlockLength):
         self.experience = experience
         self._reads = reads_probabilities
         self._probabilities: list[list[float]] = []
-        self._patience = self._pause = TRY_AFTER[0]
         self._trying = 0
         self._since_plain = 0
         self._last: int | None = None
@@ -249,7 +251,7 @@ class AdaptiveLength(BlockLength):
         best, self._speed = self._best()
         if best == 0:
             return self._retried()
-        self._pause = self._patience = TRY_AFTER[0]
+        self.experience.pause = self.experience.patience = TRY_AFTER[0]
         self._trying = 0
         if self._since_plain >= PLAIN_EVERY or 0 not in times:
             return 0
@@ -278,11 +280,12 @@ class AdaptiveLength(BlockLength):
         if self._trying:
             self._trying -= 1
             return min(2, self.longest)
-        self._pause -= 1
-        if self._pause > 0:
+        experience = self.experience
+        experience.pause -= 1
+        if experience.pause > 0:
             return 0
-        self.experience.fade()
-        self._patience = self._pause = min(2 * self._patience, TRY_AFTER[1])
+        experience.fade()
+        experience.patience = experience.pause = min(2 * experience.patience, TRY_AFTER[1])
         self._trying = 1
         return min(2, self.longest)
 
