@@ -156,6 +156,23 @@ def test_a_quantized_draft_cannot_be_saved(tmp_path):
         draft.save_pretrained(tmp_path)
 
 
+@torch.no_grad()
+def test_layers_that_the_operator_cannot_multiply_stay_as_they_are():
+    model, hidden = nn.Sequential(nn.Linear(36, 64), nn.Linear(64, 12), nn.Linear(12, 8)), torch.randn(3, 36)
+    expected = model(hidden)
+    quantize_linear_layers(model)
+    assert [type(layer) for layer in model] == [nn.Linear, Int8Linear, nn.Linear]
+    torch.testing.assert_close(model(hidden), expected, rtol=0.05, atol=0.02)
+    quantize_linear_layers(model)  # nothing left to do
+
+
+def test_packed_layers_are_not_quantized():
+    model = build("llama")
+    pack_linear_layers(model)
+    with pytest.raises(ValueError, match="packed layers cannot be quantized: quantize a draft instead"):
+        quantize_linear_layers(model)
+
+
 def test_only_layers_on_a_processor_are_quantized():
     with pytest.raises(ValueError, match="the draft is on meta"):
         quantize_linear_layers(build("llama").to("meta"))

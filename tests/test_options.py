@@ -376,6 +376,12 @@ def test_a_call_in_order_does_not_warn(verifier, draft, engine):
     [
         ({"num_assistant_tokens": 0}, ValueError, "num_assistant_tokens must be a whole number of at least 1"),
         ({"num_assistant_tokens": 2.5}, ValueError, "num_assistant_tokens must be a whole number of at least 1"),
+        ({"assistant_confidence_threshold": 2}, ValueError, "assistant_confidence_threshold must be between 0 and 1"),
+        (
+            {"assistant_confidence_threshold": "x"},
+            TypeError,
+            "assistant_confidence_threshold must be a number, between",
+        ),
         ({"assistant_early_exit": 1}, ValueError, "several .assistant_early_exit, assistant_model."),
         ({"prompt_lookup_num_tokens": 0}, ValueError, "prompt_lookup_num_tokens must be a whole number of at least 1"),
         ({"assistant_model": "gpt2"}, TypeError, "assistant_model must be a model, got str"),

@@ -11,6 +11,7 @@ from . import _compat
 from .configuration import RunOptions
 from .copying import SMALLEST as SMALLEST_COPIED
 from .feature_draft import is_feature_draft
+from .parameters import check_parameter
 
 DRAFT_OPTIONS = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 """Options of a `GenerationConfig` that bring a draft without an assistant model."""
@@ -175,6 +176,9 @@ class CallSettings:
             raise ValueError(
                 f"num_assistant_tokens_schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {schedule!r}."
             )
+        threshold = None if draft is None else self.draft_setting("assistant_confidence_threshold")
+        if threshold is not None:
+            check_parameter("assistant_confidence_threshold", threshold, unit="a probability", maximum=1.0)
         layers = (
             getattr(_compat.text_config(self.model), "num_hidden_layers", None)
             if self["assistant_early_exit"]

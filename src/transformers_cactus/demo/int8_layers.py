@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from .int8_linear import Int8Linear, can_quantize
-from .replacing import is_linear, linear_layers, replace_modules
+from .int8_linear import Int8Linear, can_quantize, has_fitting_rows
+from .packed_linear import PackedLinear
+from .replacing import linear_layers, replace_modules
 
 
 class Int8LlamaLayer(nn.Module):
@@ -106,25 +107,33 @@ def can_join(layer: nn.Module) -> bool:
     if type(layer) is not LlamaDecoderLayer:
         return False
     linears = [module for module in layer.modules() if isinstance(module, nn.Linear)]
-    plain = all(is_linear(linear) and linear.bias is None for linear in linears)
+    plain = all(can_replace(linear) and linear.bias is None for linear in linears)
     some, activation = torch.tensor([-1.0, 2.0]), cast(Any, layer.mlp).act_fn
     return plain and torch.equal(activation(some), functional.silu(some))
+
+
+def can_replace(module: nn.Module) -> bool:
+    """Whether a module is a linear layer that [`Int8Linear`] can stand for."""
+    return type(module) is nn.Linear and has_fitting_rows(module)
 
 
 def quantize_linear_layers(draft: nn.Module) -> None:
     """Give every linear layer of a draft 8-bit weights, in place. It cannot be saved from then on.
 
-    Llama's decoder layers become [`Int8LlamaLayer`]s, all other linear layers [`Int8Linear`]s.
+    Llama's decoder layers become [`Int8LlamaLayer`]s, all other linear layers [`Int8Linear`]s. Those whose number of
+    inputs is not a multiple of 16 stay as they are.
 
     Args:
         draft (`torch.nn.Module`): On a processor.
 
     Raises:
-        ValueError: If it is elsewhere, or if this build of PyTorch lacks the operator.
+        ValueError: If it is elsewhere, if layers are packed already, or if this build of PyTorch lacks the operator.
     """
     _check(linear_layers(draft))
+    if any(isinstance(module, PackedLinear) for module in draft.modules()):
+        raise ValueError("packed layers cannot be quantized: quantize a draft instead of packing it")
     replace_modules(draft, can_join, Int8LlamaLayer)
-    replace_modules(draft, is_linear, Int8Linear)
+    replace_modules(draft, can_replace, Int8Linear)
 
 
 def _check(linears: list[nn.Linear]) -> None:

@@ -17,6 +17,10 @@ MOST_ROWS = 32
 """Rows from which PyTorch's 8-bit multiplication, made for a few, is slower than one in float32."""
 
 
+PIECE = 16
+"""Numbers that the operator takes at once, at most; 8 on processors without AVX-512."""
+
+
 class Int8Linear(nn.Module):
     """A linear layer, for inference on a processor, with a weight of 8 bits and a scale per output.
 
@@ -64,6 +68,11 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 def multiply(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     """`rows @ (weight * scales).T` in bfloat16, the type in which PyTorch is fast at this."""
     return torch._weight_int8pack_mm(rows.to(torch.bfloat16), weight, scales)
+
+
+def has_fitting_rows(linear: nn.Linear) -> bool:
+    """Whether the operator can multiply a layer: it reads rows in pieces, and beyond those of another length."""
+    return linear.in_features % PIECE == 0
 
 
 def can_quantize() -> bool:
