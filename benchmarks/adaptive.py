@@ -7,7 +7,7 @@ The regimes are made from one pair of models: the draft is *good* where a large 
 (temperature 1 without truncation, delta 1); *poor* when it reads scrambled hidden states before its output layer, so
 that nearly nothing of what it proposes is accepted; *expensive* when the verifier drafts for itself. All lengths of a
 regime, the verifier alone among them, take turns on the same prompts. A ratio is one within a repetition: of the
-adaptive schedule's tokens per second over those of each constant length.
+adaptive schedule's tokens per second over those of the best constant length, or of the verifier alone.
 
 The schedule is to reach 0.95 of the constant length that turns out to have been the best, and of the verifier alone.
 """
@@ -17,21 +17,20 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
-import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from transformers_cactus import Sampling
 from transformers_cactus.demo import Pair
-from transformers_cactus.evaluation.sampling import PAPER
+from transformers_cactus.evaluation.sampling import PAPER, PLAIN
 
 from .common import Spread, add_model_options, batches_of_prompts, load, machine, machine_line, table, write_json
 from .compare import measure
+from .compare_tables import summaries
 from .systems import ALONE, DRAFTS, System, ours, systems_for
 
 BLOCKS = (1, 2, 4, 8)
@@ -39,7 +38,6 @@ BLOCKS = (1, 2, 4, 8)
 ADAPTIVE = "adaptive"
 SHARE = 0.95
 """What the schedule is to reach of the best constant length, and of the verifier alone."""
-UNTRUNCATED = Sampling(1.0, top_k=0, top_p=1.0)
 
 
 def scrambled(draft: PreTrainedModel) -> PreTrainedModel:
@@ -55,7 +53,7 @@ def regimes_of(pair: Pair) -> dict[str, tuple[Pair, Sampling, dict[str, Any]]]:
     """By name: the models, the sampling and the rule's options."""
     lossless = {"cactus_delta": 0.0}
     return {
-        "good draft": (pair, UNTRUNCATED, {"cactus_delta": 1.0}),
+        "good draft": (pair, PLAIN, {"cactus_delta": 1.0}),
         "poor draft": (pair._replace(draft=scrambled(pair.draft)), PAPER, lossless),
         "expensive draft": (pair._replace(draft=pair.verifier), PAPER, lossless),
     }
@@ -87,27 +85,15 @@ def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def speeds_of(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """Tokens per second by system, in the order of the repetitions."""
-    return {
-        name: [
-            run["tokens"] / run["wall"]
-            for run in sorted(runs, key=lambda run: run["repetition"])
-            if run["system"] == name
-        ]
-        for name in dict.fromkeys(run["system"] for run in runs if run["repetition"] == 0)
-    }
-
-
-def over_best(runs: list[dict[str, Any]]) -> tuple[str, Spread, Spread]:
-    """The best constant length in hindsight, and the adaptive schedule over it and over the verifier alone."""
-    speeds = speeds_of(runs)
-    best = max(map(str, BLOCKS), key=lambda block: statistics.median(speeds[block]))
-    best_ratio, alone_ratio = (
-        Spread.of([own / its for own, its in zip(speeds[ADAPTIVE], speeds[other], strict=True)])
-        for other in (best, ALONE)
+def over_best(runs: list[dict[str, Any]]) -> tuple[str, Spread]:
+    """The best constant length in hindsight, and the adaptive schedule's tokens per second over that one's."""
+    found = summaries({"runs": runs})
+    best = max(map(str, BLOCKS), key=lambda block: found[block].tokens_per_second.median)
+    own, its = (
+        {run["repetition"]: run["tokens"] / run["wall"] for run in runs if run["system"] == name}
+        for name in (ADAPTIVE, best)
     )
-    return best, best_ratio, alone_ratio
+    return best, Spread.of([own[repetition] / its[repetition] for repetition in own])
 
 
 def tables_of(document: dict[str, Any]) -> str:
@@ -117,9 +103,10 @@ def tables_of(document: dict[str, Any]) -> str:
     header += ["adaptive / best constant", "adaptive / alone"]
     rows, missed = [], []
     for name, runs in document["regimes"].items():
-        speeds = speeds_of(runs)
-        best, over_constant, over_alone = over_best(runs)
-        medians = [statistics.median(speeds[system]) for system in (ALONE, *map(str, BLOCKS), ADAPTIVE)]
+        found = summaries({"runs": runs})
+        best, over_constant = over_best(runs)
+        over_alone = found[ADAPTIVE].ratio
+        medians = [found[system].tokens_per_second.median for system in (ALONE, *map(str, BLOCKS), ADAPTIVE)]
         ratios = [f"{over_constant.show(2)}, of {best}", over_alone.show(2)]
         rows.append([name, *(f"{speed:.1f}" for speed in medians), *ratios])
         if min(over_constant.median, over_alone.median) < SHARE:
@@ -134,14 +121,13 @@ def main(words: Sequence[str] | None = None) -> None:
     """Parses the command line, measures, prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
-    parser.add_argument("--new-tokens", type=int, default=64, help="of every text")
-    parser.add_argument("--repetitions", type=int, default=6, help="each with the next prompt")
+    parser.add_argument("--new-tokens", type=int, default=32, help="of every text")
+    parser.add_argument("--repetitions", type=int, default=8, help="each with the next prompt")
     parser.add_argument("--quick", action="store_true", help="one repetition of 8 tokens")
     parser.add_argument("--json", type=Path, help="write every run to this file")
     arguments = parser.parse_args(words)
     if arguments.quick:
         arguments.repetitions, arguments.new_tokens = 1, 8
-    torch.manual_seed(0)
     document = measure_all(arguments)
     print(machine_line(document["machine"]), "\n\n", tables_of(document), sep="")
     write_json(arguments.json, document)

@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 from ._compat import cache_argument, compile_errors, keeps_address
 from .advice import advise
 from .cache import RaggedCache
-from .inputs import context_limit, forward_inputs
+from .inputs import ForwardInputs
 from .masks import ragged_masks
 
 BACKEND = "inductor"
@@ -57,6 +57,7 @@ class CompiledForward:
 
     def __init__(self, model: Any, least: int, most: int, capacity: int) -> None:
         self.model = model
+        self.forward_inputs = ForwardInputs(model)
         self.least, self.most = least, most
         self.capacity = capacity
         self._seconds = 0.0
@@ -69,13 +70,13 @@ class CompiledForward:
         Args:
             cache: what the rows hold so far.
             input_ids: `[batch, k]`.
-            logits_to_keep: see `forward_inputs`, for the plain forward.
-            past_limit: see `forward_inputs`.
+            logits_to_keep: see [`ForwardInputs`], for the plain forward.
+            past_limit: see [`ForwardInputs`].
 
         Returns:
             Logits, `[batch, k, vocab]`; from the plain forward those to keep.
         """
-        limit = context_limit(self.model)
+        limit = self.forward_inputs.limit
         # The plain forward says what is wrong with a position that the model does not have.
         possible = past_limit or limit is None or cache.rows.longest < limit
         if possible and input_ids.shape[1] <= self.most and cache.is_filled and self.model not in _refused:
@@ -85,7 +86,7 @@ class CompiledForward:
                 # A graph is of the whole forward, so that nothing has been written when this is raised.
                 _refused.add(self.model)
                 advise(f"{type(self.model).__name__} runs without being compiled, which failed: {_summary(error)}")
-        inputs = forward_inputs(self.model, cache, input_ids, logits_to_keep, past_limit=past_limit)
+        inputs = self.forward_inputs(cache, input_ids, logits_to_keep, past_limit=past_limit)
         return self.model(**inputs).logits
 
     def take_seconds(self) -> float:
@@ -102,14 +103,14 @@ class CompiledForward:
         capacity = _power_of_two(max(cache.rows.longest + width, self.capacity, held))
         cache.fix(capacity)
         targets = pad(cache.lengths, (0, rows - batch))[:, None] + torch.arange(width, device=cache.lengths.device)
-        limit = context_limit(self.model)
+        limit = self.forward_inputs.limit
         # A row near its end is fed the other rows' width. Its tokens behind the limit are rolled back.
         positions = targets if limit is None else targets.clamp(max=limit - 1)
         inputs = {
             "input_ids": pad(input_ids, (0, width - tokens, 0, rows - batch)),
             "position_ids": positions,
             "attention_mask": ragged_masks(self.model, positions, capacity),
-            cache_argument(self.model): cache,
+            self.forward_inputs.cache_argument: cache,
             "use_cache": True,
         }
         cache.rows.targets = targets

@@ -16,9 +16,9 @@ from torch.nn import functional
 MOST_ROWS = 32
 """Rows from which PyTorch's 8-bit multiplication, made for a few, is slower than one in float32."""
 
-
 PIECE = 16
-"""Numbers that the operator takes at once, at most; 8 on processors without AVX-512."""
+"""Numbers of a row that the operator may take at once. Rows of other lengths were seen to crash it or to come out
+wrong, on a processor on which multiples of 8 were enough."""
 
 
 class Int8Linear(nn.Module):
@@ -71,7 +71,7 @@ def multiply(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
 
 
 def has_fitting_rows(linear: nn.Linear) -> bool:
-    """Whether the operator can multiply a layer: it reads rows in pieces, and beyond those of another length."""
+    """Whether the operator can multiply a layer. It does not check, and reads beyond rows that do not fit."""
     return linear.in_features % PIECE == 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import nn
 
@@ -23,11 +23,11 @@ def replace_modules(model: nn.Module, chosen: Callable[[nn.Module], bool], make:
         setattr(parent, name, make(child))
 
 
-def is_linear(module: nn.Module) -> bool:
+def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a module is PyTorch's own linear layer, and none that does more."""
     return type(module) is nn.Linear
 
 
 def linear_layers(model: nn.Module) -> list[nn.Linear]:
     """The modules of a model for which that is so."""
-    return [module for module in model.modules() if type(module) is nn.Linear]
+    return [module for module in model.modules() if is_linear(module)]
