@@ -82,6 +82,33 @@ def test_decides_as_over_the_whole_vocabulary(seed, rule, k, block, kind, batch,
     assert allowed.gather(1, few.next_token[:, None]).all()
 
 
+@given(
+    seed=st.integers(0, 2**31),
+    rule=st.sampled_from([*RULES, Cactus(0.05), Lenience(1.1)]),
+    k=st.integers(1, 6),
+    kind=st.sampled_from(["another draft", "the verifier itself", "no probabilities"]),
+)
+@settings(max_examples=200, deadline=None)
+def test_recovers_from_the_weights_of_the_whole_vocabulary(seed, rule, k, kind):
+    source = torch.Generator().manual_seed(seed)
+    scores, _ = truncated(2 * torch.randn(1, 12, generator=source, dtype=torch.float64), k)
+    others, _ = truncated(2 * torch.randn(1, 12, generator=source, dtype=torch.float64), k + 3)
+    q = scores.softmax(-1)
+    p = {"another draft": others.softmax(-1), "the verifier itself": q, "no probabilities": None}[kind]
+    token = torch.multinomial(q if p is None else p, 1, generator=source)[:, 0]
+    expected = rule.recovery_weights(token, q, p)[0]
+
+    def by_token(probs):
+        return {token: share for token, share in enumerate(probs[0].tolist()) if share > 0}
+
+    drafted = {token.item(): 1.0} if p is None else by_token(p)
+    gamma = rule.gamma(q.gather(-1, token[:, None])).item()
+    weights = few_numbers._recovery(by_token(q), drafted, token.item(), gamma)
+    found = torch.zeros(12, dtype=torch.float64)
+    found[list(weights)] = torch.tensor(list(weights.values()), dtype=torch.float64)
+    torch.testing.assert_close(found / found.sum(), expected / expected.sum(), rtol=1e-9, atol=1e-9)
+
+
 def test_a_draft_that_is_no_distribution_is_reported():
     verifier_scores, kept = truncated(torch.randn(1, 2, 12, generator=torch.Generator().manual_seed(0)), 4)
     draft_scores = torch.full((1, 1, 12), torch.nan)
