@@ -26,6 +26,7 @@ from .cache import RaggedCache
 from .compiled import CompiledForward
 from .configuration import RunOptions, delta_plan, warn_of_context, warn_of_greedy
 from .copying import Copier
+from .decided import Decided, to_host
 from .delta_plan import DeltaPlan
 from .drafting import Block, Drafter, GeneratorDrafter, PromptLookupDrafter
 from .feature_draft import is_feature_draft
@@ -251,7 +252,7 @@ class _FastLoop:
             outcome = verify_kept(block.tokens, processed.kept, block.scores, rule, **wanted)
         else:
             outcome = verify(block.tokens, processed.scores, block.draft_scores, rule, **wanted)
-        return outcome if spent is None else outcome._replace(certificate=spent)
+        return outcome if spent is None else outcome._replace(certificate=spent, decided=None)
 
     def _planned(self, plan: DeltaPlan, block: Block, scores: Tensor) -> tuple[AcceptanceRule, Tensor | None]:
         """The rule with a budget for each position, and what each would spend."""
@@ -267,16 +268,9 @@ class _FastLoop:
         self, block: Block, outcome: Verification, processed: Processed, logits: Tensor
     ) -> tuple[list[list[int]], list[bool]]:
         sequences, size = self.sequences, block.tokens.shape[1]
-        columns = [outcome.accepted[:, None], outcome.next_token[:, None], outcome.invalid[:, None], block.tokens]
-        if self.counts and size and outcome.accepted_losslessly is not None and outcome.divergence is not None:
-            columns += [outcome.accepted_losslessly, outcome.divergence]
-        if outcome.certificate is not None and size:
-            columns.append(outcome.certificate)
-        # As float32, which holds token ids exactly (all integers below 2^24), one transfer takes everything.
-        table = torch.cat([columns[0].float(), *columns[1:]], dim=1).tolist()
-        raise_if_invalid([int(row[2]) for row in table], [int(row[0]) for row in table], sequences.rows)
-        accepted = [int(row[0]) for row in table]
-        tokens = [[*map(int, row[3 : 3 + count]), int(row[1])] for row, count in zip(table, accepted, strict=True)]
+        decided = to_host(outcome, block.tokens, measure=self.counts)
+        raise_if_invalid(decided.invalid, decided.accepted, sequences.rows)
+        accepted, tokens = decided.accepted, decided.emitted
 
         if self.stopping.reads_tokens:
             following = torch.cat([block.tokens, outcome.next_token[:, None]], dim=1)
@@ -288,7 +282,7 @@ class _FastLoop:
             count, ended = (1, True) if late else self.stopping.cut(row, new, sequences, seen)
             del new[count:]
             finished.append(ended)
-            self._record(row, block, table[row], new, accepted[row], processed, logits)
+            self._record(row, block, decided, new, processed, logits)
         now = time.perf_counter()
         self.block_length.update(block.lengths, accepted, now - self.round_started - self._compile_seconds())
         self.round_started = now
@@ -307,28 +301,21 @@ class _FastLoop:
         return [*self.kept_scores[self.sequences.rows[row]], *processed.scores[row]]
 
     def _record(
-        self,
-        row: int,
-        block: Block,
-        decided: list[float],
-        new: list[int],
-        accepted: int,
-        processed: Processed,
-        logits: Tensor,
+        self, row: int, block: Block, decided: Decided, new: list[int], processed: Processed, logits: Tensor
     ) -> None:
-        origin, size = self.sequences.rows[row], block.tokens.shape[1]
+        origin, length = self.sequences.rows[row], block.lengths[row]
         self.emitted[origin] += new
-        measured = 3 + size
-        # Nothing in the table where it was not computed: without sampling, or for a lossless block.
-        certificate = decided[measured + (2 * size if self.counts else 0) :] or [0.0] * size
+        # Nothing was computed without sampling, or for a lossless block.
+        certificate = [0.0] * length if decided.certificate is None else decided.certificate[row]
         if self.plan is not None:
             start = len(self.emitted[origin]) - len(new)
-            self.plan.spend(row, start, certificate[: min(len(new), block.lengths[row])])
+            self.plan.spend(row, start, certificate[: min(len(new), length)])
         if self.counts:
-            lossless = [bool(flag) for flag in decided[measured : measured + accepted]]
-            divergence = decided[measured + size : measured + 2 * size]
+            count = decided.accepted[row]
+            lossless = decided.accepted_losslessly[row][:count] if decided.accepted_losslessly else []
+            divergence = decided.divergence[row] if decided.divergence else []
             certified = certificate if self.call.options.certificate else None
-            self.statistics[origin].add_round(block.lengths[row], lossless, divergence, len(new), certified)
+            self.statistics[origin].add_round(length, [flag > 0 for flag in lossless], divergence, len(new), certified)
         if self.kept_scores is not None:
             self.kept_scores[origin] += list(processed.scores[row, : len(new)].clone())
         if self.kept_logits is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .acceptance import GammaRule
 from .budget import two_point_kl
+from .decided import Decided
 from .truncation import Kept
 from .verification import Verification, sample_row
 
@@ -31,7 +32,7 @@ def has_few_numbers(kept: Kept, rule: GammaRule) -> bool:
         rule ([`GammaRule`]): The rule; one that says more than its `gamma` is left to itself.
     """
     same = all(getattr(type(rule), name) is getattr(GammaRule, name) for name in _SHARED)
-    return same and kept.tokens.device.type == "cpu" and kept.tokens.numel() <= MOST
+    return same and kept.device.type == "cpu" and math.prod(kept.shape) <= MOST
 
 
 def verify_few(
@@ -82,20 +83,30 @@ def verify_few(
         following.append(candidates[sample_row(list(weights.values()), uniforms[row][block])])
         accepted.append(count)
         lossless.append(exact + [False] * (block - len(exact)))
+    invalid = [0] * batch
     return Verification(
         torch.tensor(accepted),
         torch.tensor(following),
         torch.tensor(lossless).view(batch, block) if measure else None,
         divergence,
         None,
-        torch.zeros(batch, dtype=torch.long),
+        torch.tensor(invalid),
+        Decided(
+            accepted,
+            following,
+            invalid,
+            drafted,
+            [[float(kept) for kept in row] for row in lossless] if measure else None,
+            None if divergence is None else divergence.tolist(),
+            None,
+        ),
     )
 
 
 def _distributions(kept: Kept) -> list[list[dict[int, float]]]:
     """By sequence and position, the probability of each token that is left."""
     found = list(map(_distribution, kept.token_rows, kept.score_rows))
-    positions = kept.tokens.shape[1]
+    positions = kept.shape[1]
     return [found[start : start + positions] for start in range(0, len(found), positions)]
 
 

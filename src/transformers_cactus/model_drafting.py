@@ -15,7 +15,7 @@ from .cache import DraftMemory, RaggedCache
 from .compiled import CompiledForward
 from .drafting import Block
 from .inputs import ForwardInputs, prefill
-from .processing import BlockProcessor
+from .processing import BlockProcessor, Proposed
 from .sequences import Sequences
 from .subset_output import SubsetOutput
 from .token_by_token import TokenByTokenDrafter
@@ -54,7 +54,7 @@ class ModelDrafter(TokenByTokenDrafter):
         self.device = input_device(model)
         output = model.get_output_embeddings()
         if isinstance(output, SubsetOutput):
-            self.proposed = output.tokens
+            self.proposed = Proposed(output.tokens)
         self.cache = RaggedCache(len(prompts), device=self.device)
         self._prompts: tuple[Tensor, list[int]] | None = (prompts, list(lengths))
         self._unfed: Tensor | None = None

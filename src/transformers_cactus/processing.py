@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -75,6 +76,22 @@ class Processed:
         return self._scores
 
 
+class Proposed:
+    """The tokens that a draft scores, where it does not score all.
+
+    Args:
+        tokens (`torch.LongTensor` of shape `[proposed]`): The tokens.
+    """
+
+    def __init__(self, tokens: Tensor):
+        self.tokens = tokens
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The same as Python numbers. Waits for the device."""
+        return self.tokens.tolist()
+
+
 class BlockProcessor:
     """Applies logits processors to the scores of a block, in their order.
 
@@ -109,15 +126,16 @@ class BlockProcessor:
         ]
         return BlockProcessor(known)
 
-    def __call__(self, scores: Tensor, sequences: Sequences, first: int = 0, among: Tensor | None = None) -> Processed:
+    def __call__(
+        self, scores: Tensor, sequences: Sequences, first: int = 0, among: Proposed | None = None
+    ) -> Processed:
         """Processes a block.
 
         Args:
             scores (`torch.Tensor` of shape `[batch, block, vocab]`): Logits in float32. May be overwritten.
             sequences ([`Sequences`]): The rows, with the drafted tokens written behind them.
             first (`int`, *optional*, defaults to 0): How many written tokens precede the block's first position.
-            among (`torch.LongTensor` of shape `[proposed]`, *optional*): The only tokens whose scores are not `-inf`,
-                where that is known.
+            among ([`Proposed`], *optional*): The only tokens whose scores are not `-inf`, where that is known.
 
         Returns:
             [`Processed`]: The processed scores.
@@ -169,11 +187,11 @@ class BlockProcessor:
         return _compat.processor_of_rows(processor, sequences.rows, sequences.ids[:, :width], width)
 
 
-def _truncated(truncation: Truncation, scores: Tensor, among: Tensor | None) -> Kept | None:
-    if among is None or among.device != scores.device:
+def _truncated(truncation: Truncation, scores: Tensor, among: Proposed | None) -> Kept | None:
+    if among is None or among.tokens.device != scores.device:
         return truncation.truncate(scores)
-    kept = truncation.truncate(scores.index_select(-1, among))
-    return None if kept is None else Kept(among[kept.tokens], score_rows=kept.score_rows)
+    kept = truncation.truncate(scores.index_select(-1, among.tokens))
+    return None if kept is None else kept.named(among.numbers)
 
 
 def exclude_eos(

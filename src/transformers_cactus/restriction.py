@@ -45,7 +45,7 @@ def verify_kept(
     Returns:
         [`Verification`].
     """
-    block, rest = draft_tokens.shape[1], kept.tokens.shape[-1]
+    block, rest = draft_tokens.shape[1], kept.shape[-1]
     known = draft_scores is None or draft_scores.kept is not None
     draft_kept = None if draft_scores is None else draft_scores.kept
     if block and known and not certify and isinstance(rule, GammaRule) and has_few_numbers(kept, rule):

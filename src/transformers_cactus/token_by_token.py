@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .copying import Copier
 from .drafting import Block, Drafter
-from .processing import BlockProcessor, Processed, to_vocabulary
+from .processing import BlockProcessor, Processed, Proposed, to_vocabulary
 from .sequences import Sequences
 from .truncation import Kept
 from .verification import FEW, sample, sample_row
@@ -48,8 +48,8 @@ class TokenByTokenDrafter(Drafter):
         self.confidence_threshold = confidence_threshold
         self.goes_on = goes_on
         self.copier = copier
-        self.proposed: Tensor | None = None
-        """The only tokens that the draft scores, `[proposed]`, if not all."""
+        self.proposed: Proposed | None = None
+        """The only tokens that the draft scores, if not all."""
         self._fed = 0
 
     @abstractmethod
@@ -104,12 +104,12 @@ def _choose(processed: Processed, uniforms: Tensor | None) -> Tensor:
         return sample(processed.scores[:, 0].softmax(-1), uniforms)[:, None]
     if _is_few(processed.kept):
         drawn = [
-            tokens[sample_row(_weights(scores), uniform)]
+            [tokens[sample_row(_weights(scores), uniform)]]
             for tokens, scores, uniform in zip(
                 processed.kept.token_rows, processed.kept.score_rows, uniforms.tolist(), strict=True
             )
         ]
-        return torch.tensor(drawn)[:, None]
+        return torch.tensor(drawn)
     tokens, scores = processed.kept.tokens, processed.kept.scores
     return tokens[:, 0].gather(-1, sample(scores[:, 0].softmax(-1), uniforms)[:, None])
 
@@ -129,7 +129,7 @@ def _probability(kept: Sequence[int], scores: Sequence[float], token: int) -> fl
 
 
 def _is_few(kept: Kept) -> bool:
-    return kept.tokens.device.type == "cpu" and kept.tokens.numel() <= FEW
+    return kept.device.type == "cpu" and math.prod(kept.shape) <= FEW
 
 
 def _weights(scores: Sequence[float]) -> list[float]:

@@ -27,53 +27,77 @@ LARGE = 2**18
 class Kept:
     """The few tokens of each position that truncation may have left; all others have the score `-inf`.
 
+    Tokens and scores are each given as a tensor, or as Python numbers in a list for each position, and become the
+    other when that is asked for.
+
     Args:
-        tokens (`torch.LongTensor` of shape `[..., kept]`): Different tokens.
-        scores (`torch.Tensor` of shape `[..., kept]`, *optional*): Their scores, in float32; `-inf` for some that are
-            cut off too.
-        score_rows (`list[list[float]]`, *optional*): The same as Python numbers, a list for each position; one of the
-            two is given.
+        tokens (`torch.LongTensor` of shape `[..., kept]` or `list[list[int]]`): Different tokens.
+        scores (`torch.Tensor` of shape `[..., kept]` or `list[list[float]]`): Their scores, in float32; `-inf` for
+            some that are cut off too.
+        shape (sequence of `int`, *optional*): `[..., kept]`, where the tokens are given as Python numbers.
     """
 
-    def __init__(self, tokens: Tensor, scores: Tensor | None = None, score_rows: list[list[float]] | None = None):
-        self.tokens = tokens
-        self._scores = scores
-        self._score_rows = score_rows
-        self._token_rows: list[list[int]] | None = None
+    def __init__(
+        self, tokens: Tensor | list[list[int]], scores: Tensor | list[list[float]], shape: Sequence[int] | None = None
+    ):
+        self._tokens = tokens if isinstance(tokens, Tensor) else None
+        self._scores = scores if isinstance(scores, Tensor) else None
+        self._token_rows = None if isinstance(tokens, Tensor) else tokens
+        self._score_rows = None if isinstance(scores, Tensor) else scores
+        self.device = torch.device("cpu") if self._tokens is None else self._tokens.device
+        """Where the tensors are."""
+        if shape is None:
+            shape = self.tokens.shape
+        self.shape = tuple(shape)
+        """`[..., kept]`."""
 
     @classmethod
     def joined(cls, parts: Sequence[Kept]) -> Kept:
         """Blocks `[batch, block, kept]` of the same rows as one, one behind another."""
-        tokens = torch.cat([part.tokens for part in parts], dim=1)
         if any(part._score_rows is None for part in parts):
+            tokens = torch.cat([part.tokens for part in parts], dim=1)
             return cls(tokens, torch.cat([part.scores for part in parts], dim=1))
-        rows = []
-        for row in range(tokens.shape[0]):
+        batch, _, kept = parts[0].shape
+        token_rows, score_rows = [], []
+        for row in range(batch):
             for part in parts:
-                block = part.tokens.shape[1]
-                rows += part.score_rows[row * block : (row + 1) * block]
-        return cls(tokens, score_rows=rows)
+                here = slice(row * part.shape[1], (row + 1) * part.shape[1])
+                token_rows += part.token_rows[here]
+                score_rows += part.score_rows[here]
+        return cls(token_rows, score_rows, (batch, len(score_rows) // batch, kept))
+
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens, `[..., kept]`."""
+        if self._tokens is None:
+            self._tokens = torch.tensor(self._token_rows).view(self.shape)
+        return self._tokens
 
     @property
     def scores(self) -> Tensor:
         """The scores, `[..., kept]`."""
         if self._scores is None:
-            self._scores = torch.tensor(self._score_rows, dtype=torch.float32).view(self.tokens.shape)
+            self._scores = torch.tensor(self._score_rows, dtype=torch.float32).view(self.shape)
         return self._scores
-
-    @property
-    def score_rows(self) -> list[list[float]]:
-        """The scores as Python numbers, a list for each position. Waits for the device."""
-        if self._score_rows is None:
-            self._score_rows = self.scores.reshape(-1, self.tokens.shape[-1]).tolist()
-        return self._score_rows
 
     @property
     def token_rows(self) -> list[list[int]]:
         """The tokens as Python numbers, a list for each position. Waits for the device."""
         if self._token_rows is None:
-            self._token_rows = self.tokens.reshape(-1, self.tokens.shape[-1]).tolist()
+            self._token_rows = self.tokens.reshape(-1, self.shape[-1]).tolist()
         return self._token_rows
+
+    @property
+    def score_rows(self) -> list[list[float]]:
+        """The scores as Python numbers, a list for each position. Waits for the device."""
+        if self._score_rows is None:
+            self._score_rows = self.scores.reshape(-1, self.shape[-1]).tolist()
+        return self._score_rows
+
+    def named(self, names: Sequence[int]) -> Kept:
+        """The same where tokens were counted among some only: `names` says which each of those is."""
+        token_rows = [[names[token] for token in row] for row in self.token_rows]
+        return Kept(token_rows, self.score_rows, self.shape)
 
 
 class Truncation(LogitsProcessor):
@@ -128,7 +152,7 @@ class Truncation(LogitsProcessor):
         # So few numbers take less time in Python than one operation of PyTorch does.
         rows = [self._cut(row) for row in values.view(-1, count).tolist()]
         known = [row for row in rows if row is not None]
-        return Kept(tokens, score_rows=known) if len(known) == len(rows) else None
+        return Kept(tokens, known) if len(known) == len(rows) else None
 
     def _cut(self, values: list[float]) -> list[float] | None:
         """The scores of one row after the warpers, `-inf` for tokens that are cut off; `None` as in `truncate`."""
