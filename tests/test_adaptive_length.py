@@ -13,7 +13,9 @@ import transformers_cactus
 import transformers_cactus.decoding
 from fast_calls import IGNORE_GREEDY, fast, new_tokens, noisy_copy, plain_alone
 from test_fast_distribution import does_not_fit, draw, fits, law
-from transformers_cactus.adaptive_length import TRY_AFTER, AdaptiveLength, Experience, experience_of
+from transformers_cactus.adaptive_length import AdaptiveLength
+from transformers_cactus.experience import TRY_AFTER, Experience, experience_of
+from transformers_cactus.round_times import RoundTimes
 
 LOSSLESS = "Speculative() False"
 """What the lossless calls here have their experience under."""
@@ -100,13 +102,81 @@ def test_a_draft_that_got_better_is_found_again():
     assert good[-100:].count(0) < 5
 
 
+class Stalled(AdaptiveLength):
+    """On a machine that does something else during one of the first rounds."""
+
+    def __init__(self, stalled):
+        super().__init__(LONGEST, 1, Experience(), reads_probabilities=True)
+        self.stalled, self.seen = stalled, 0
+
+    def update(self, drafted, accepted, seconds):
+        super().update(drafted, accepted, seconds + 30 * (self.seen == self.stalled))
+        self.seen += 1
+
+
+@pytest.mark.parametrize("stalled", range(10))
+@pytest.mark.parametrize("regime", ["good draft", "expensive draft"])
+def test_a_stall_while_it_learns_is_overcome(regime, stalled):
+    # One stall of 30 s; the clock of the simulation leaves it out.
+    best = max(tokens_per_second(REGIMES[regime], 0, constant=length) for length in range(LONGEST + 1))
+    assert tokens_per_second(REGIMES[regime], 0, adaptive=Stalled(stalled)) > 0.95 * best
+
+
+def test_a_length_seen_once_does_not_turn_the_line():
+    times = RoundTimes()
+    for length in (1, 2, 3) * 5:
+        times.add(length, 1 + 0.1 * length)
+    times.add(8, 50.0)
+    assert times.line() == pytest.approx((1, 0.1))
+
+
+def test_one_length_is_taken_for_a_block_at_the_price_of_a_token():
+    times = RoundTimes()
+    times.add(4, 3.0)
+    assert times.line() == pytest.approx((3 / 1.4, 0.3 / 1.4))  # a draft of a tenth
+    times.add(0, 1.0)
+    assert times.line() == pytest.approx((1, 0.5))
+    times.add(0, 9.0)  # of two, the lower one
+    assert times.of(0) == 1.0
+
+
+def test_hopeless_is_what_does_not_pay_even_if_everything_is_accepted():
+    times = RoundTimes()
+    times.add(0, 1.0)
+    times.add(4, 5.5)
+    assert not times.hopeless  # one block may have been stalled
+    times.add(2, 3.1)
+    assert times.hopeless
+    times.add(1, 1.9)
+    assert not times.hopeless
+
+
 def test_short_calls_try_a_poor_draft_as_rarely_as_a_long_one():
-    experience, source, tried = Experience(), random.Random(0), []
+    experience, source, short = Experience(), random.Random(0), []
     for _ in range(30):
         adaptive = AdaptiveLength(8, 1, experience, reads_probabilities=False)
-        tried.append(sum(length > 0 for length in rounds(adaptive, 20, 0.1, source)))
-    # Behind 200 rounds, for two rounds each time, at distances of 128 and 256.
-    assert 0 < sum(tried[10:]) <= 6
+        short += rounds(adaptive, 20, 0.1, source)
+    long = rounds(AdaptiveLength(8, 1, Experience(), reads_probabilities=False), 600, 0.1, random.Random(0))
+    tried = [sum(length > 0 for length in found[200:]) for found in (short, long)]
+    assert 0 < tried[0] <= tried[1] <= 12
+
+
+@pytest.mark.parametrize("acceptance", [0.2, 1.0])
+def test_tries_whose_draft_has_to_read_the_prompt_are_rarer(acceptance):
+    """Short calls with a draft as slow as the verifier, which takes eight times that for each prompt."""
+    experience, source, clock, emitted = Experience(), random.Random(0), 0.0, 0
+    for _ in range(12):
+        adaptive = AdaptiveLength(LONGEST, 1, experience, reads_probabilities=False)
+        read, left = False, 32
+        while left > 0:
+            length = min(adaptive.next()[0], left - 1)
+            flags = [source.random() < acceptance for _ in range(length)]
+            accepted = flags.index(False) if False in flags else length
+            seconds = 1 + 1.1 * length + (8 if length and not read else 0)
+            read = read or length > 0
+            adaptive.update([length], [accepted], seconds)
+            clock, left, emitted = clock + seconds, left - accepted - 1, emitted + accepted + 1
+    assert emitted / clock > 0.95
 
 
 def test_short_calls_go_on_from_what_earlier_ones_have_learned():

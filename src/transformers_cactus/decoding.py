@@ -19,7 +19,7 @@ from transformers.generation import CandidateGenerator, GenerateDecoderOnlyOutpu
 
 from . import _compat
 from .acceptance import AcceptanceRule
-from .adaptive_length import AdaptiveLength, experience_of, remember
+from .adaptive_length import AdaptiveLength
 from .block_length import BlockLength, HeuristicLength
 from .block_verification import verify_block
 from .cache import RaggedCache
@@ -29,6 +29,7 @@ from .copying import Copier
 from .decided import Decided, to_host
 from .delta_plan import DeltaPlan
 from .drafting import Block, Drafter, GeneratorDrafter, PromptLookupDrafter
+from .experience import experience_of, remember
 from .feature_draft import is_feature_draft
 from .feature_drafting import FeatureDrafter
 from .inputs import ForwardInputs, context_limit, left_align, logits_and_states, prefill
