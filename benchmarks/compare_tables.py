@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .common import Spread, table
-from .systems import ALONE
+from .systems import ALONE, CONSTANT_BLOCK
+
+LOSSLESS = "ours, delta 0, "
+"""What the names of our lossless systems begin with."""
 
 Document = dict[str, Any]
 Runs = list[dict[str, Any]]
@@ -91,7 +94,33 @@ def tables_of(document: Document) -> str:
         tried = ", ".join(f"{block}: {speed:.1f}" for block, speed in search.items())
         best = f"the best, {document['constant_block']}, is its constant block below"
         parts.append(f"Tokens/s of transformers' assisted generation by constant block: {tried}; {best}.")
-    return "\n\n".join([*parts, _speed_table(document), _acceptance_table(document)])
+    parts += [_speed_table(document), against_transformers(document), _acceptance_table(document)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def against_transformers(document: Document) -> str | None:
+    """Our lossless systems over transformers' at its best, in the same repetition; `None` where either is missing."""
+    by_system: dict[str, dict[int, dict[str, Any]]] = {}
+    for run in document["runs"]:
+        by_system.setdefault(run["system"], {})[run["repetition"]] = run
+    theirs, ours = by_system.get(CONSTANT_BLOCK), {}
+    for system, found in by_system.items():
+        if theirs is not None and system.startswith(LOSSLESS):
+            ours[system.removeprefix(LOSSLESS)] = found
+    if theirs is None or not ours:
+        return None
+    speeds, bounds = [], []
+    for draft, found in ours.items():
+        ratio = Spread.of([_speed(run) / _speed(theirs[repetition]) for repetition, run in found.items()])
+        bound = Spread.of(
+            [run["tokens"] / run["forwards"] / _speed(theirs[repetition]) for repetition, run in found.items()]
+        )
+        speeds.append(f"{ratio.show(2)} with {draft} blocks")
+        bounds.append(f"{bound.median:.2f}")
+    return (
+        f"Over transformers' assisted generation with that block, lossless against lossless: {', '.join(speeds)}. "
+        f"If nothing of ours took time but the forwards: {', '.join(bounds)}."
+    )
 
 
 def _speed_table(document: Document) -> str:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import adaptive, common, compare, copying, overhead, report, scaling, systems, verification  # noqa: E402
-from benchmarks.compare_tables import summaries  # noqa: E402
+from benchmarks.compare_tables import against_transformers, summaries  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NEW_TOKENS = 8
@@ -93,6 +93,17 @@ def timed(system, repetition, wall):
     }
 
 
+def test_what_is_said_of_transformers_at_its_best():
+    # The second repetition is twice as slow; half of all time is outside the forwards.
+    walls = {systems.ALONE: 9, systems.CONSTANT_BLOCK: 6, "ours, delta 0, constant": 4, "ours, delta 0.5, constant": 1}
+    runs = [timed(name, slow - 1, slow * wall) for slow in (1, 2) for name, wall in walls.items()]
+    assert against_transformers({"runs": runs}) == (
+        "Over transformers' assisted generation with that block, lossless against lossless: 1.50 (1.50–1.50) with "
+        "constant blocks. If nothing of ours took time but the forwards: 3.00."
+    )
+    assert against_transformers({"runs": runs[:1]}) is None
+
+
 def test_ratios_are_within_a_repetition():
     # The machine is twice as slow in the second repetition, and ten times in the third.
     runs = [timed(systems.ALONE, r, slow) for r, slow in enumerate((1, 2, 10))]
@@ -125,13 +136,17 @@ def test_adaptive_lengths_are_held_against_the_best_constant_one(documents):
     found = documents[1]["adaptive"]["regimes"]
     assert set(found) == {"good draft", "poor draft", "expensive draft"}
     for runs in found.values():
-        assert set(summaries({"runs": runs})) == {systems.ALONE, *map(str, adaptive.BLOCKS), adaptive.ADAPTIVE}
+        assert {run["system"] for run in runs} == {systems.ALONE, *map(str, adaptive.BLOCKS), adaptive.ADAPTIVE}
 
     walls = {systems.ALONE: (10, 10), "1": (9, 9), "2": (6, 1), "4": (5, 5), "8": (8, 8), adaptive.ADAPTIVE: (4, 2)}
     runs = [timed(name, repetition, wall) for name, its in walls.items() for repetition, wall in enumerate(its)]
-    best, over_constant = adaptive.over_best(runs)
-    assert (best, over_constant.median) == ("2", (6 / 4 + 1 / 2) / 2)
-    assert summaries({"runs": runs})[adaptive.ADAPTIVE].ratio.median == (10 / 4 + 10 / 2) / 2
+    assert adaptive.best_constant(runs) == "2"
+    assert adaptive.speeds(runs, [0, 1, 1])["2"] == pytest.approx(3 * runs[0]["tokens"] / 8)
+    over_constant, over_alone = adaptive.share(runs, "2"), adaptive.share(runs, systems.ALONE)
+    # Of both texts together. Drawn anew there are also two of the first, 12 / 8, and two of the second, 1 / 2.
+    assert over_constant.median == pytest.approx(7 / 6)
+    assert 1 / 2 <= over_constant.low <= 7 / 6 <= over_constant.high <= 12 / 8
+    assert over_alone.median == pytest.approx(20 / 6)
 
 
 def test_the_poor_draft_is_poor():
