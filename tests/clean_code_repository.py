@@ -24,7 +24,7 @@ with pytest.raises(ValueError, match="need a draft to verify"):
     verifier.generate(**inputs, **repo, cactus_delta=0.75, max_new_tokens=3)
 
 torch.manual_seed(0)
-output = verifier.generate(**inputs, **repo, cactus_delta=0.75, **options)
+output = verifier.generate(**inputs, **repo, cactus_delta=0.75, num_assistant_tokens=4, **options)
 assert output.acceptance.emitted == 12 and output.acceptance.accepted > 0
 
 config = GenerationConfig(cactus_rule="optimal", cactus_multiplier=2.0, do_sample=True, max_new_tokens=4)

@@ -19,7 +19,7 @@ ids = inputs["input_ids"]
 options = {"max_new_tokens": 12, "return_dict_in_generate": True}
 
 torch.manual_seed(0)
-output = model.generate(ids, do_sample=True, **options)
+output = model.generate(ids, do_sample=True, num_assistant_tokens=4, **options)
 assert output.acceptance.emitted == 12 and output.acceptance.accepted > 0
 assert output.acceptance.total_divergence > 0
 lossless = model.generate(ids, do_sample=True, cactus_delta=0.0, **options)

@@ -14,8 +14,10 @@ import transformers_cactus.decoding
 from fast_calls import IGNORE_GREEDY, fast, new_tokens, noisy_copy, plain_alone
 from test_fast_distribution import does_not_fit, draw, fits, law
 from transformers_cactus.adaptive_length import AdaptiveLength
+from transformers_cactus.configuration import RunOptions
 from transformers_cactus.experience import TRY_AFTER, Experience, experience_of
 from transformers_cactus.round_times import RoundTimes
+from transformers_cactus.settings import CallSettings
 
 LOSSLESS = "Speculative() False"
 """What the lossless calls here have their experience under."""
@@ -269,6 +271,50 @@ def expected_texts(expected):
         key = (text, ("",) * 3)
         result[key] = result.get(key, 0.0) + probability
     return result
+
+
+def first_block(**options):
+    """What is drafted in a call's first round: nothing with the adaptive schedule, which learns about the models."""
+    verifier, other = tiny_models.pair("llama")
+    call = {"do_sample": True, "max_new_tokens": 8, "cactus_delta": 0.5, "return_dict_in_generate": True} | options
+    draft = call.pop("assistant_model", None) or copy.deepcopy(other)
+    output = transformers_cactus.generate(verifier, **tiny_models.prompts([7]), assistant_model=draft, **call)
+    return output.acceptance.drafted_per_round[0]
+
+
+def test_blocks_are_adaptive_where_nobody_says_how_long_they_are():
+    assert first_block() == 0
+    assert first_block(num_assistant_tokens_schedule="adaptive", num_assistant_tokens=3) == 0
+    assert first_block(num_assistant_tokens=3) == 3
+    assert first_block(num_assistant_tokens_schedule="constant") == 4
+    assert first_block(num_assistant_tokens_schedule="heuristic") == 4
+    assert first_block(assistant_confidence_threshold=0.0) == 4
+    steered = copy.deepcopy(tiny_models.pair("llama")[1])
+    steered.generation_config.num_assistant_tokens = 2
+    assert first_block(assistant_model=steered) == 2
+
+
+def test_blocks_are_constant_where_the_clock_may_have_no_part():
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert first_block() == 4
+    finally:
+        torch.use_deterministic_algorithms(False)
+    verifier, draft = tiny_models.pair("llama")
+    compiled = RunOptions(compile=True)
+    assert CallSettings(verifier, {"assistant_model": draft}, RunOptions()).schedule == "adaptive"
+    assert CallSettings(verifier, {"assistant_model": draft}, compiled).schedule == "constant"
+
+
+@pytest.mark.parametrize("split", ["verifier", "draft"])
+def test_processes_that_share_a_model_have_constant_blocks(split):
+    models = dict(zip(("verifier", "draft"), map(copy.copy, tiny_models.pair("llama")), strict=True))
+    models[split]._tp_size = 2
+    call = {"assistant_model": models["draft"]}
+    assert CallSettings(models["verifier"], call, RunOptions()).schedule == "constant"
+    asked = {"num_assistant_tokens_schedule": "adaptive", "input_ids": torch.tensor([[1, 2]])}
+    with pytest.raises(ValueError, match=f"the {split} is split over processes that have to run the same forwards"):
+        transformers_cactus.generate(models["verifier"], **call, **asked, cactus_delta=0.5, max_new_tokens=4)
 
 
 def test_an_unknown_schedule_is_refused():

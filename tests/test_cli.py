@@ -174,6 +174,15 @@ def test_generate_with_a_draft(invoke, folders, tmp_path):
     assert invoke(*arguments, input="Hi\n").stdout == result.stdout, "a prompt from standard input is the same prompt"
 
 
+def test_a_seed_makes_blocks_constant(invoke, folders, tmp_path):
+    file = tmp_path / "numbers.json"
+    arguments = ["generate", "--verifier", folders["verifier"], "--draft", folders["draft"], "--delta", "0.75"]
+    arguments += ["--max-new-tokens", "12", "--json", file, "--prompt", "Hi"]
+    for seed, schedule in ((["--seed", "3"], "constant"), ([], None)):
+        assert invoke(*arguments, *seed).exit_code == 0
+        assert json.loads(file.read_text())["settings"].get("num_assistant_tokens_schedule") == schedule
+
+
 PARAMETERS_OF_RULES = {
     "chi-square": ["--delta", "0.5"],
     "ensemble": ["--parameter", "ensemble_weight=0.5", "--parameter", "within_support=true"],

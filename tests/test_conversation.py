@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings(IGNORE_GREEDY)
 TURNS = ["abc de", "fgh", "the cat sat."]
 # Letters only: of the tiny tokenizer's tokens, these are what its text is read as again.
 LETTERS = {"suppress_tokens": [0, 1, 2, *range(31, tiny_models.VOCAB)]}
-GREEDY = {"do_sample": False, "max_new_tokens": 12, "cactus_rule": "speculative", **LETTERS}
+GREEDY = {"do_sample": False, "max_new_tokens": 12, "num_assistant_tokens": 4, "cactus_rule": "speculative", **LETTERS}
 
 
 TEMPLATE = (
@@ -165,6 +165,7 @@ def test_a_draft_goes_on_only_from_its_own_memory(models):
     other = tiny_models.build("llama", seed=5, hidden=32, layers=2)
     inputs = tiny_models.prompts([7])
     options = {"do_sample": False, "cactus_rule": "speculative", "return_dict_in_generate": True, "max_new_tokens": 8}
+    options["num_assistant_tokens"] = 4
     start = transformers_cactus.generate(verifier, **inputs, assistant_model=draft, **options)
     expected = verifier.generate(start.sequences, do_sample=False, max_new_tokens=8)
     name = cache_argument(verifier)

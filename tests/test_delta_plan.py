@@ -188,7 +188,7 @@ def spending(engine, rows, budget, *, new_tokens=40, **options):
         **inputs,
         **{"assistant_model": draft, "do_sample": True, "top_k": 0, "max_new_tokens": new_tokens}
         | {"return_dict_in_generate": True, "cactus_engine": engine, "cactus_budget": budget}
-        | {"cactus_certificate": True, "cactus_delta": 0.5}
+        | {"cactus_certificate": True, "cactus_delta": 0.5, "num_assistant_tokens": 4}
         | options,
     )
 

@@ -140,6 +140,7 @@ def test_a_quantized_draft_is_sampled_from_what_it_computes():
         assistant_model=draft,
         do_sample=False,
         max_new_tokens=40,
+        num_assistant_tokens=4,
         cactus_rule="speculative",
         return_dict_in_generate=True,
         pad_token_id=0,

@@ -143,7 +143,7 @@ def test_generate_works_on_enabled_and_plain_models(models):
 
     def run(call):
         torch.manual_seed(0)
-        return call(PROMPT, assistant_model=draft, **OPTIONS)
+        return call(PROMPT, assistant_model=draft, num_assistant_tokens=4, **OPTIONS)
 
     plain = run(lambda *a, **k: transformers_cactus.generate(verifier, *a, **k))
     with transformers_cactus.enabled(verifier):
@@ -153,7 +153,9 @@ def test_generate_works_on_enabled_and_plain_models(models):
         assert torch.equal(plain, run(verifier.generate))
         assert torch.equal(plain, run(lambda *a, **k: transformers_cactus.generate(verifier, *a, **k)))
     torch.manual_seed(0)
-    by_name = transformers_cactus.generate(verifier, input_ids=PROMPT, assistant_model=draft, **OPTIONS)
+    by_name = transformers_cactus.generate(
+        verifier, input_ids=PROMPT, assistant_model=draft, num_assistant_tokens=4, **OPTIONS
+    )
     assert torch.equal(plain, by_name)
 
 

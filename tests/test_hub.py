@@ -69,6 +69,7 @@ def test_code_alone(python, tmp_path):
         assistant_model=draft,
         do_sample=True,
         max_new_tokens=12,
+        num_assistant_tokens=4,
         cactus_delta=0.75,
     )
     assert json.loads(printed.splitlines()[-1]) == ours[0].tolist()
@@ -84,6 +85,7 @@ def test_with_a_pair(python, tmp_path):
     inputs = tiny_tokenizers.build()("abc de", return_tensors="pt")
     torch.manual_seed(0)
     options = {"assistant_model": draft, "do_sample": True, "max_new_tokens": 12, "cactus_delta": 0.75}
+    options["num_assistant_tokens"] = 4
     ours = transformers_cactus.generate(verifier, inputs["input_ids"], **options)
     assert json.loads(printed.splitlines()[-1]) == ours[0].tolist()
 

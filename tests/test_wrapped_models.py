@@ -24,6 +24,7 @@ pytestmark = [
 INPUTS = tiny_models.prompts([7])
 NEW = 16
 SAMPLED = {"do_sample": True, "max_new_tokens": NEW, "cactus_delta": 0.75, "cactus_engine": "fast"}
+SAMPLED["num_assistant_tokens"] = 4
 
 
 @pytest.fixture(scope="module")

@@ -126,6 +126,11 @@ def synced_gpus(model: Any, requested: bool | None) -> bool:
     return bool(model._extract_generation_mode_kwargs(None, {}, requested, None, None)["synced_gpus"])
 
 
+def is_tensor_parallel(model: Any) -> bool:
+    """Whether a model's layers are split over processes, each of which runs the whole of `generate`."""
+    return (getattr(model, "tp_size", None) or 1) > 1
+
+
 def assisted_decoding(
     model: Any,
     wrap: Callable[[Any], Any],

@@ -21,22 +21,19 @@ from .configuration import RunOptions
 from .decoding import FastCall, fast_decoding
 from .feature_draft import is_feature_draft
 from .one_by_one import run_one_by_one
-from .settings import CallSettings
+from .settings import DRAFT_SETTINGS, CallSettings
 from .stock import StockCall, stock_decoding
 from .streaming import TokenByToken
 from .support import supports_ragged
 
 DEFAULT_BLOCK = 4
-"""Tokens drafted per round in the fast engine where nobody says how many."""
+"""Tokens drafted per round in the fast engine with other schedules where nobody says how many."""
 
 LONGEST_ADAPTIVE = 16
 """Most tokens drafted per round with the schedule `"adaptive"` where nobody says how many."""
 
 LONGEST_BORROWED = 64
 """Most tokens taken from one of transformers' candidate generators, which decide themselves how many they draft."""
-
-DRAFT_SETTINGS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
-"""Options that steer a draft model. transformers reads them from the draft's own config and overlooks the call's."""
 
 TEXT_INPUTS = frozenset(
     {"inputs", "input_ids", "attention_mask", "tokenizer", "assistant_tokenizer", "past_key_values", "cache"}
@@ -74,7 +71,7 @@ def run(setting: CallSettings, original: Generate, rule: AcceptanceRule) -> Any:
         )
     if setting.options.verification == "block":
         raise ValueError(f"cactus_verification='block' runs in the fast engine only. {reason}")
-    if setting.is_adaptive:
+    if setting.asks_for_adaptive:
         advise(
             f"num_assistant_tokens_schedule='adaptive' works in the fast engine only. {reason} Blocks are constant."
         )
@@ -167,8 +164,8 @@ def run_fast(setting: CallSettings, original: Generate, rule: AcceptanceRule) ->
         # The generator itself decides how many tokens it drafts.
         count = LONGEST_BORROWED
     elif draft is not None:
-        schedule = setting.draft_setting("num_assistant_tokens_schedule") or "constant"
-        default = LONGEST_ADAPTIVE if setting.is_adaptive else DEFAULT_BLOCK
+        schedule = setting.schedule
+        default = LONGEST_ADAPTIVE if schedule == "adaptive" else DEFAULT_BLOCK
         count = setting.draft_setting("num_assistant_tokens") or default
         threshold = setting.draft_setting("assistant_confidence_threshold") or 0.0
     fast_call = FastCall(

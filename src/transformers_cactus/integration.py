@@ -254,7 +254,7 @@ def _call(
     if rule is None:
         if given.get("cactus_engine") is not None and "cactus_delta" not in given:
             raise ValueError("cactus_engine needs a rule: pass cactus_delta or cactus_rule beside it.")
-        if CallSettings(model, call, RunOptions()).is_adaptive:
+        if CallSettings(model, call, RunOptions()).asks_for_adaptive:
             advise(
                 "num_assistant_tokens_schedule='adaptive' has no effect in transformers' own loop, which a call "
                 "without cactus options runs in: pass one, such as cactus_delta=0, which is lossless."

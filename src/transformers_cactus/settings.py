@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
@@ -19,6 +20,9 @@ DRAFT_OPTIONS = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 PADDING_LIMIT = 1024
 """Vocabulary sizes further apart than this are taken for different tokenizers, not for one tokenizer padded twice
 (Qwen2.5's sizes differ by 128)."""
+
+DRAFT_SETTINGS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+"""Options that steer a draft model. transformers reads them from the draft's own config and overlooks the call's."""
 
 SCHEDULES = ("constant", "heuristic", "heuristic_transient", "adaptive")
 """What `num_assistant_tokens_schedule` may be."""
@@ -76,11 +80,31 @@ class CallSettings:
         return getattr(config, name, None) if given is None else given
 
     @property
-    def is_adaptive(self) -> bool:
-        """Whether a draft model's blocks are to have the schedule `"adaptive"`."""
+    def schedule(self) -> str:
+        """How long the blocks of a draft model are to be: what the call or the draft says, else `"adaptive"`.
+
+        That has the clock decide. So blocks are constant where nobody asks for it and it would do harm: where one of
+        `DRAFT_SETTINGS` says something of them, where PyTorch is to use deterministic algorithms, where several
+        processes have to stay in step, and in compiled forwards, which have as many positions as the longest block.
+        """
+        said = {name: self.draft_setting(name) for name in DRAFT_SETTINGS}
+        if said["num_assistant_tokens_schedule"] is not None:
+            return said["num_assistant_tokens_schedule"]
+        in_step = torch.are_deterministic_algorithms_enabled() or self._is_split() is not None
+        steered = any(value is not None for value in said.values())
+        return "constant" if steered or in_step or self.options.compile else "adaptive"
+
+    @property
+    def asks_for_adaptive(self) -> bool:
+        """Whether a draft model's blocks are to have the schedule `"adaptive"` by name."""
         return (
             self["assistant_model"] is not None and self.draft_setting("num_assistant_tokens_schedule") == "adaptive"
         )
+
+    def _is_split(self) -> str | None:
+        """Which of the models is split over processes that each run this loop."""
+        models = {"verifier": self.model, "draft": self["assistant_model"]}
+        return next((name for name, model in models.items() if _compat.is_tensor_parallel(model)), None)
 
     @property
     def copies(self) -> bool:
@@ -175,6 +199,12 @@ class CallSettings:
         if schedule is not None and schedule not in SCHEDULES:
             raise ValueError(
                 f"num_assistant_tokens_schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {schedule!r}."
+            )
+        split = self._is_split() if schedule == "adaptive" else None
+        if split is not None:
+            raise ValueError(
+                f"num_assistant_tokens_schedule='adaptive' goes by the clock, and the {split} is split over processes "
+                "that have to run the same forwards: leave it out, or give 'constant'."
             )
         threshold = None if draft is None else self.draft_setting("assistant_confidence_threshold")
         if threshold is not None:

@@ -43,7 +43,10 @@ def chat(
     top_k: Annotated[int, typer.Option(min=0, help="0 for all tokens.", rich_help_panel=SAMPLING)] = 20,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="1 for all.", rich_help_panel=SAMPLING)] = 0.95,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Same seed, same chat. Default: random.", rich_help_panel=SAMPLING)
+        int | None,
+        typer.Option(
+            min=0, help="Same seed, same chat, in constant blocks. Default: random.", rich_help_panel=SAMPLING
+        ),
     ] = None,
     delta: Annotated[
         float | None,
@@ -99,6 +102,8 @@ def chat(
                 "num_assistant_tokens_schedule": "constant",
                 "assistant_confidence_threshold": 0.0,
             }
+        elif seed is not None and prompt_lookup_num_tokens is None:
+            options["num_assistant_tokens_schedule"] = "constant"
         if prompt_lookup_num_tokens is not None:
             options["prompt_lookup_num_tokens"] = prompt_lookup_num_tokens
         run_chat(

@@ -95,7 +95,10 @@ def generate(
         float | None, typer.Option(help="Above 1 discourages repetition.", rich_help_panel=SAMPLING)
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Same seed, same text. Default: random.", rich_help_panel=SAMPLING)
+        int | None,
+        typer.Option(
+            min=0, help="Same seed, same text, in constant blocks. Default: random.", rich_help_panel=SAMPLING
+        ),
     ] = None,
     delta: Annotated[
         float | None,

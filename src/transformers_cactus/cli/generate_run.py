@@ -108,6 +108,8 @@ def run_generate(request: Request, options: dict[str, Any]) -> None:
         inputs = encode(models.tokenizer, request.prompt, chat=request.chat, system=request.system)
         if request.seed is not None:
             set_seed(request.seed)
+            if draft is not None:
+                options = {"num_assistant_tokens_schedule": "constant"} | options
         start = time.perf_counter()
         output = generate(
             models.verifier,
