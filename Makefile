@@ -62,7 +62,8 @@ COMPARE := $(BIN)/python -m benchmarks.compare
 # transformers' assisted generation with its best block, economize if it is installed, and the ends of ours.
 MAIN    := '[te]*[dn], *block*' 'ours, delta 0, constant' 'ours, delta 0, *copying' \
 	'ours, delta 0.75, constant' 'ours, delta 0.75, *copying'
-BATCHED := --new-tokens 16 --systems 'ours, delta 0, constant' 'ours, delta 0.75, constant' 'ours, optimal, constant'
+BATCHED := --new-tokens 32 --systems '[eo]*[n0], *[4t]' 'ours, delta 0, adaptive' \
+	'ours, delta 0.75, [ac]*[et]'
 RESULTS := docs/benchmarks
 
 bench: $(READY)
@@ -70,8 +71,8 @@ bench: $(READY)
 	$(COMPARE) --repetitions 4 --new-tokens 24 --json $(RESULTS)/compare.json $(ARGS)
 	$(COMPARE) --repetitions 3 --new-tokens 24 --temperature 1 --systems '[!o]*' 'ours*constant' \
 		--json $(RESULTS)/compare-temperature-1.json $(ARGS)
-	$(COMPARE) --repetitions 2 --batch 8 $(BATCHED) --json $(RESULTS)/compare-batch-8.json $(ARGS)
-	$(COMPARE) --repetitions 2 --batch 16 $(BATCHED) --json $(RESULTS)/compare-batch-16.json $(ARGS)
+	$(COMPARE) --repetitions 3 --batch 8 $(BATCHED) --json $(RESULTS)/compare-batch-8.json $(ARGS)
+	$(COMPARE) --repetitions 3 --batch 16 $(BATCHED) --json $(RESULTS)/compare-batch-16.json $(ARGS)
 	$(BIN)/python -m benchmarks.adaptive --json $(RESULTS)/adaptive.json $(ARGS)
 	$(BIN)/python -m benchmarks.verification --json $(RESULTS)/verification.json $(ARGS)
 	$(BIN)/python -m benchmarks.scaling --json $(RESULTS)/scaling.json $(ARGS)

@@ -7,6 +7,7 @@ Both get the same two model objects as all other systems. What was found about t
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -28,14 +29,17 @@ class Written(NamedTuple):
     """Drafted tokens accepted per round."""
 
 
-def available(pair: Pair, sampling: Sampling, block: int) -> dict[str, Callable[[dict[str, Tensor], int], Written]]:
+Generate = Callable[[dict[str, Tensor], int], Written]
+
+
+def available(pair: Pair, sampling: Sampling, block: int, batch: int) -> dict[str, Generate]:
     """The peers that are installed and can sample this way, by name.
 
-    flashspec's loop applies the temperature only, and overlooks its own `top_p` option, so it runs without truncation
-    only.
+    flashspec's loop for models of transformers takes one sequence and applies the temperature only, overlooking its
+    own `top_p` option, so it runs without truncation only.
     """
-    found: dict[str, Callable[[dict[str, Tensor], int], Written]] = {}
-    if find_spec("flashspec") and sampling.top_k == 0 and sampling.top_p == 1:
+    found: dict[str, Generate] = {}
+    if find_spec("flashspec") and batch == 1 and sampling.top_k == 0 and sampling.top_p == 1:
         found["flashspec, defaults"] = _flashspec(pair, sampling, block, "auto")
         found[f"flashspec, draft model only, block {block}"] = _flashspec(pair, sampling, block, "bandit")
     if find_spec("economize"):
@@ -43,9 +47,7 @@ def available(pair: Pair, sampling: Sampling, block: int) -> dict[str, Callable[
     return found
 
 
-def _flashspec(
-    pair: Pair, sampling: Sampling, block: int, strategy: str
-) -> Callable[[dict[str, Tensor], int], Written]:
+def _flashspec(pair: Pair, sampling: Sampling, block: int, strategy: str) -> Generate:
     """With its default strategy (prompt look-up beside a draft of 2 tokens), or with the draft model alone."""
     from flashspec import BanditConfig, FlashSpecConfig, SamplingConfig, SpeculativeEngine
     from flashspec.engine import HuggingFaceDrafter, TargetModel
@@ -66,11 +68,11 @@ def _flashspec(
     return generate
 
 
-def _economize(pair: Pair, sampling: Sampling, block: int) -> Callable[[dict[str, Tensor], int], Written]:
+def _economize(pair: Pair, sampling: Sampling, block: int) -> Generate:
     """Its two-model drafter, on a draft that is loaded already, with its lossless sampling verifier.
 
     Its `generate` cannot be called with transformers 5.24: it refuses the `cache` that transformers prepares. Its own
-    `decode` can.
+    `decode_batch` can, with prompts of different lengths.
     """
     import economize
     from economize.arch import adapter_for
@@ -99,8 +101,10 @@ def _economize(pair: Pair, sampling: Sampling, block: int) -> Callable[[dict[str
     selector = _Selector(sampling)
 
     def generate(inputs: dict[str, Tensor], new_tokens: int) -> Written:
-        result = model.decode(inputs["input_ids"], new_tokens, selector=selector)
-        return Written(result.tokens.numel(), result.mean_accepted)
+        rows = zip(inputs["input_ids"], inputs["attention_mask"].bool(), strict=True)
+        found = model.decode_batch([row[mask] for row, mask in rows], new_tokens, selector=selector)
+        tokens = sum(result.tokens.numel() for result in found)
+        return Written(tokens, statistics.fmean(result.mean_accepted for result in found))
 
     return generate
 

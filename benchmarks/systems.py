@@ -64,7 +64,7 @@ def systems_for(pair: Pair, sampling: Sampling, block: int, constant_block: int,
         sampling ([`Sampling`]): The same for all.
         block (`int`): Tokens drafted per round, of ours and of peers.
         constant_block (`int`): The same for transformers' loop, where it is constant.
-        batch (`int`): Sequences of a call. transformers' assisted generation and the peers take one only.
+        batch (`int`): Sequences of a call. transformers' assisted generation and flashspec take one only.
     """
 
     def alone(inputs: Inputs, new_tokens: int) -> Any:
@@ -77,8 +77,8 @@ def systems_for(pair: Pair, sampling: Sampling, block: int, constant_block: int,
             assisted(pair, draft_with(pair.draft), sampling, "transformers, assisted, defaults"),
             assisted(pair, best, sampling, CONSTANT_BLOCK),
             assisted(pair, best, sampling, ENSEMBLE, assistant_ensemble_weight=ENSEMBLE_WEIGHT),
-            *(System(name, generate) for name, generate in peers.available(pair, sampling, block).items()),
         ]
+    systems += [System(name, generate) for name, generate in peers.available(pair, sampling, block, batch).items()]
     return systems + [
         ours(pair, sampling, f"ours, {rule}, {draft}", block, **options, **drafting)
         for rule, options in RULES.items()
