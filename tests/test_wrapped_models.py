@@ -15,6 +15,9 @@ import tiny_models
 import transformers_cactus
 from fast_calls import IGNORE_GREEDY, noisy_copy
 from transformers_cactus import without_adapter
+from transformers_cactus.configuration import RunOptions
+from transformers_cactus.engines import why_not_fast
+from transformers_cactus.settings import CallSettings
 
 pytestmark = [
     pytest.mark.filterwarnings(IGNORE_GREEDY),
@@ -135,6 +138,16 @@ def test_compiled_forward():
     compiled = copy.deepcopy(verifier)
     compiled.forward = torch.compile(compiled.forward, backend="eager", dynamic=True)
     check(compiled, noisy_copy(verifier), like=verifier)
+
+
+def test_a_compiled_draft_is_a_draft(verifier, draft):
+    # Whose truth value raises: nothing may ask for it.
+    call = {**INPUTS, "assistant_model": torch.compile(copy.deepcopy(draft), backend="eager")}
+    with pytest.raises(TypeError, match="len"):
+        bool(call["assistant_model"])
+    setting = CallSettings(verifier, call, RunOptions())
+    setting.check()
+    assert why_not_fast(setting) is None and not setting.copies
 
 
 @pytest.mark.slow

@@ -123,7 +123,9 @@ def why_not_fast(setting: CallSettings) -> str | None:
 
 def _borrowed_generator(setting: CallSettings) -> str | None:
     """The option for which one of transformers' candidate generators drafts in the fast engine, if there is one."""
-    return next((name for name in ("assistant_early_exit", "assistant_tokenizer") if setting[name]), None)
+    if setting["assistant_early_exit"]:
+        return "assistant_early_exit"
+    return None if setting["assistant_tokenizer"] is None else "assistant_tokenizer"
 
 
 def _compiled_where_possible(setting: CallSettings) -> RunOptions:

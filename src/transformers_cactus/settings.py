@@ -109,7 +109,9 @@ class CallSettings:
     @property
     def copies(self) -> bool:
         """Whether a draft model's distribution is mixed with prompt look-up."""
-        drafts = {name for name in (*DRAFT_OPTIONS, "assistant_model", "assistant_tokenizer") if self[name]}
+        # Not by their truth: torch.compile gives a model a length that raises.
+        objects = {name for name in ("assistant_model", "assistant_tokenizer") if self[name] is not None}
+        drafts = objects | {name for name in DRAFT_OPTIONS if self[name]}
         return drafts == {"assistant_model", "prompt_lookup_num_tokens"}
 
     def has_draft(self) -> bool:
