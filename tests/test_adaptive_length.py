@@ -294,6 +294,37 @@ def test_blocks_are_adaptive_where_nobody_says_how_long_they_are():
     assert first_block(assistant_model=steered) == 2
 
 
+def test_the_verifiers_config_says_how_long_blocks_are_too():
+    verifier, draft = (copy.deepcopy(model) for model in tiny_models.pair("llama"))
+    verifier.generation_config.num_assistant_tokens = 3
+    draft.generation_config.num_assistant_tokens = 2
+    call = {**tiny_models.prompts([7]), "assistant_model": draft, "do_sample": True, "max_new_tokens": 8}
+    call |= {"cactus_delta": 0.5, "return_dict_in_generate": True, "assistant_confidence_threshold": 0.0}
+    for engine in ("fast", "stock"):
+        output = transformers_cactus.generate(verifier, **call, cactus_engine=engine)
+        assert output.acceptance.drafted_per_round[0] == 3
+
+
+@pytest.mark.parametrize("value", [-2, 0, 2.7, True, "x"])
+@pytest.mark.parametrize("whose", [0, 1], ids=["verifier", "draft"])
+def test_a_config_with_a_wrong_block_length_is_refused(whose, value):
+    models = [copy.deepcopy(model) for model in tiny_models.pair("llama")]
+    models[whose].generation_config.num_assistant_tokens = value
+    with pytest.raises(ValueError, match=f"num_assistant_tokens must be a whole number of at least 1, got {value!r}"):
+        transformers_cactus.generate(
+            models[0], **tiny_models.prompts([7]), assistant_model=models[1], cactus_delta=0.5, max_new_tokens=4
+        )
+
+
+def test_prompt_look_up_alone_says_what_it_ignores():
+    verifier, _ = tiny_models.pair("llama")
+    call = {**tiny_models.prompts([7]), "prompt_lookup_num_tokens": 3, "max_new_tokens": 4, "cactus_delta": 0.5}
+    with pytest.warns(UserWarning, match="no effect without assistant_model: num_assistant_tokens. prompt_lookup_num"):
+        transformers_cactus.generate(verifier, **call, do_sample=True, num_assistant_tokens=2)
+    with pytest.raises(ValueError, match="num_assistant_tokens_schedule must be one of"):
+        transformers_cactus.generate(verifier, **call, num_assistant_tokens_schedule="foo")
+
+
 def test_blocks_are_constant_where_the_clock_may_have_no_part():
     torch.use_deterministic_algorithms(True)
     try:

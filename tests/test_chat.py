@@ -19,7 +19,7 @@ from transformers_cactus.cli.chat_run import Chat
 from transformers_cactus.cli.chat_settings import ChatRule
 from transformers_cactus.cli.models import Models
 
-OPTIONS = {"do_sample": True, "max_new_tokens": 10, **LETTERS}
+OPTIONS = {"do_sample": True, "max_new_tokens": 10, "num_assistant_tokens": 4, **LETTERS}
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +199,5 @@ def test_from_the_command_line(tmp_path):
         [*pair, "--delta", "-1"],
         [*pair, "--rule", "top-k"],
         [*pair, "--rule", "top-k", "--parameter", "top_k=3", "--delta", "1"],
-        ["--prompt-lookup-num-tokens", "5", *pair],
     ):
         assert runner.invoke(app, ["chat", *wrong]).exit_code == 2

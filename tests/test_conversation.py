@@ -86,6 +86,22 @@ def test_only_new_tokens_are_fed(models):
         assert reply.acceptance.accepted > 0
 
 
+def test_lossless_and_remembered_where_nothing_is_said(models):
+    conversation = Conversation(*models, chat_tokenizer())
+    options = {"do_sample": True, "max_new_tokens": 6, **LETTERS}
+    first, second = (conversation.send(text, **options) for text in TURNS[:2])
+    assert first.acceptance.total_divergence == 0 and first.acceptance.emitted > 0
+    assert second.remembered_tokens > 0
+    off = conversation.send(TURNS[0], cactus_delta=None, **options)
+    assert off.acceptance is None and off.text == conversation.messages[-1]["content"]
+    greedy = conversation.send(TURNS[1], **GREEDY)
+    asked = chat_tokenizer().apply_chat_template(
+        conversation.messages[:-1], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    )
+    plain = models[0].generate(**asked, do_sample=False, max_new_tokens=12, **LETTERS)
+    assert torch.equal(greedy.output.sequences, plain)
+
+
 def test_a_template_that_rewrites_history(models):
     # Like those that drop the reasoning of earlier answers.
     template = (
@@ -118,8 +134,8 @@ def test_an_error_leaves_the_conversation_as_it_was(models):
 def test_an_answer_without_cactus(models):
     conversation = Conversation(*models, chat_tokenizer())
     options = {"do_sample": False, "max_new_tokens": 4, **LETTERS}
-    for given in ({}, {"cactus_delta": None}):
-        reply = conversation.send(TURNS[0], **options, **given)
+    for text in TURNS[:2]:
+        reply = conversation.send(text, **options, cactus_delta=None)
         assert reply.acceptance is None and reply.text == conversation.messages[-1]["content"]
 
 

@@ -369,7 +369,8 @@ def test_a_call_in_order_does_not_warn(verifier, draft, engine):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         run(verifier, assistant_model=draft, cactus_delta=0.75, cactus_engine=engine)
-        run(verifier, prompt_lookup_num_tokens=3, cactus_delta=0.75, cactus_engine=engine)
+        look_up = {"prompt_lookup_num_tokens": 3, "num_assistant_tokens": None}
+        run(verifier, **look_up, cactus_delta=0.75, cactus_engine=engine)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from . import _compat
 from .cache import RaggedCache
-from .configuration import RunOptions
+from .configuration import RunOptions, is_turned_off, merged, options_of
 from .integration import generate
 from .outputs import AcceptanceStatistics
 from .settings import CallSettings
@@ -32,7 +32,7 @@ class Reply:
 
     @property
     def acceptance(self) -> AcceptanceStatistics | None:
-        """Acceptance statistics of the answer; `None` where no `cactus_*` option was on."""
+        """Acceptance statistics of the answer; `None` without a draft, or where `cactus_delta=None` turned it off."""
         statistics: AcceptanceStatistics | None = self.output.get("acceptance")
         return statistics
 
@@ -91,7 +91,8 @@ class Conversation:
 
         Args:
             text (`str`): What the user says.
-            **options: For `generate`: the `cactus_*` options, sampling, `streamer`, `stopping_criteria` ...
+            **options: For `generate`: the `cactus_*` options, sampling, `streamer`, `stopping_criteria` ... Without a
+                `cactus_*` option anywhere, `cactus_delta=0`, which is lossless.
 
         Returns:
             [`Reply`]: The answer, which is part of the conversation from now on.
@@ -102,7 +103,8 @@ class Conversation:
         _check_text("what the user says", text)
         if not options.get("return_dict_in_generate", True):
             raise ValueError("a conversation needs the whole output: leave out return_dict_in_generate=False.")
-        answers = CallSettings(self.verifier, options, RunOptions())["num_return_sequences"] or 1
+        setting = CallSettings(self.verifier, {"assistant_model": self.draft, **options}, RunOptions())
+        answers = setting["num_return_sequences"] or 1
         if answers != 1:
             raise ValueError(f"a conversation goes on from one answer: num_return_sequences must be 1, got {answers}.")
         messages = [*self.messages, {"role": "user", "content": text}]
@@ -111,6 +113,15 @@ class Conversation:
         )
         ids = encoded["input_ids"].to(_compat.input_device(self.verifier))
         call: dict[str, Any] = {"assistant_model": self.draft, "return_dict_in_generate": True, **options}
+        given = {name: value for name, value in options.items() if name.startswith("cactus_")}
+        configs = [
+            options_of(config) for config in (self.verifier.generation_config, options.get("generation_config"))
+        ]
+        if setting.has_draft() and not (given or any(configs)):
+            call["cactus_delta"] = given["cactus_delta"] = 0.0
+        if setting.has_draft() and (is_turned_off(given or configs[1]) or not merged(*configs, given)):
+            # With a draft, transformers' own loop feeds the whole prompt behind what a cache holds of it.
+            self._cache = None
         cache, self._cache = self._remembered(ids), None
         if cache is not None:
             call[_compat.cache_argument(self.verifier)] = cache
@@ -130,8 +141,8 @@ class Conversation:
         if cache is None:
             return None
         known = cache.get_seq_length()
-        # The first round needs a token to feed.
-        common = min(known, len(prompt) - 1)
+        # The first round needs a token to feed. A loop of transformers may leave more in the cache than it emitted.
+        common = min(known, len(prompt) - 1, len(self._read))
         common = next((i for i in range(common) if prompt[i] != self._read[i]), common)
         if common < known:
             cache.crop(common - known)

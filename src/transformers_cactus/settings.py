@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from . import _compat
+from .advice import advise
 from .configuration import RunOptions
 from .copying import SMALLEST as SMALLEST_COPIED
 from .feature_draft import is_feature_draft
@@ -74,10 +75,10 @@ class CallSettings:
         return None if prompt is None else int(prompt.shape[1]) + int(self["max_new_tokens"])
 
     def draft_setting(self, name: str) -> Any:
-        """An option that steers a draft model: this call's, else the draft's own, where transformers reads it."""
-        given = self.given(name)
+        """An option that steers a draft: as any other, else the draft's own, where transformers reads it."""
+        said = self[name]
         config = getattr(self["assistant_model"], "generation_config", None)
-        return getattr(config, name, None) if given is None else given
+        return getattr(config, name, None) if said is None else said
 
     @property
     def schedule(self) -> str:
@@ -184,7 +185,7 @@ class CallSettings:
             names = ", ".join([*settings, *(["assistant_model"] if draft is not None else [])])
             raise ValueError(f"a call has one draft, this one has several ({names}). Leave out all but one.")
         for name in ("prompt_lookup_num_tokens", "num_assistant_tokens", "max_matching_ngram_size"):
-            value = self.given(name)
+            value = self.draft_setting(name) if name in DRAFT_SETTINGS else self[name]
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
         if is_feature_draft(draft):
@@ -197,20 +198,26 @@ class CallSettings:
                 f"max_matching_ngram_size must be at least {SMALLEST_COPIED} beside assistant_model, got {largest}: "
                 "what followed a single token says less than a draft model does."
             )
-        schedule = None if draft is None else self.draft_setting("num_assistant_tokens_schedule")
+        schedule = self.draft_setting("num_assistant_tokens_schedule")
         if schedule is not None and schedule not in SCHEDULES:
             raise ValueError(
                 f"num_assistant_tokens_schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {schedule!r}."
             )
-        split = self._is_split() if schedule == "adaptive" else None
+        split = self._is_split() if schedule == "adaptive" and draft is not None else None
         if split is not None:
             raise ValueError(
                 f"num_assistant_tokens_schedule='adaptive' goes by the clock, and the {split} is split over processes "
                 "that have to run the same forwards: leave it out, or give 'constant'."
             )
-        threshold = None if draft is None else self.draft_setting("assistant_confidence_threshold")
+        threshold = self.draft_setting("assistant_confidence_threshold")
         if threshold is not None:
             check_parameter("assistant_confidence_threshold", threshold, unit="a probability", maximum=1.0)
+        ignored = [name for name in DRAFT_SETTINGS if self.given(name) is not None]
+        if draft is None and self["prompt_lookup_num_tokens"] and ignored:
+            advise(
+                f"no effect without assistant_model: {', '.join(ignored)}. prompt_lookup_num_tokens says how many "
+                "tokens are drafted."
+            )
         layers = (
             getattr(_compat.text_config(self.model), "num_hidden_layers", None)
             if self["assistant_early_exit"]

@@ -55,11 +55,20 @@ def chat(
     rule: RuleChoice = None,
     parameter: Parameters = None,
     num_assistant_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens drafted in a round.", rich_help_panel=CACTUS)
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens drafted in a round. Default: as many as pay on this machine; with --seed 4.",
+            rich_help_panel=CACTUS,
+        ),
     ] = None,
     prompt_lookup_num_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Draft this many tokens from the chat itself.", rich_help_panel=CACTUS),
+        typer.Option(
+            min=1,
+            help="Draft this many tokens from the chat itself: beside a draft, or without one.",
+            rich_help_panel=CACTUS,
+        ),
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Number format of the models.", rich_help_panel=RUNNING)] = Dtype.AUTO,
     device: Device = None,
@@ -77,8 +86,6 @@ def chat(
         from .models import dtype_named
         from .rule_parameters import with_flags
 
-        if prompt_lookup_num_tokens is not None and draft is not None:
-            raise usage_error("give --draft or --prompt-lookup-num-tokens, not both.")
         if verifier is not None and draft is None and prompt_lookup_num_tokens is None:
             raise usage_error("name a --draft with the verifier's tokenizer, or give --prompt-lookup-num-tokens 10.")
         if not temperature > 0:
@@ -102,7 +109,7 @@ def chat(
                 "num_assistant_tokens_schedule": "constant",
                 "assistant_confidence_threshold": 0.0,
             }
-        elif seed is not None and prompt_lookup_num_tokens is None:
+        elif seed is not None and (draft is not None or verifier is None):
             options["num_assistant_tokens_schedule"] = "constant"
         if prompt_lookup_num_tokens is not None:
             options["prompt_lookup_num_tokens"] = prompt_lookup_num_tokens

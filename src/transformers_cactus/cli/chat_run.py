@@ -258,7 +258,7 @@ def run_chat(
     Raises:
         OSError, ValueError: If the models cannot be loaded, or cannot chat.
     """
-    if draft is None and verifier is None and "prompt_lookup_num_tokens" not in options:
+    if draft is None and verifier is None:
         draft = shipped_draft()
     with quiet_transformers():
         models = load_models(verifier, draft, **loading | {"device": pick_device(loading["device"])})

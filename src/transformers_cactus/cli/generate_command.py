@@ -132,13 +132,18 @@ def generate(
         int | None,
         typer.Option(
             min=1,
-            help="Tokens drafted in a round. Default: 4, or transformers' own default in its loop.",
+            help="Tokens drafted in a round. Default: as many as pay on this machine; with --seed 4; in "
+            "transformers' own loop its default.",
             rich_help_panel=CACTUS,
         ),
     ] = None,
     prompt_lookup_num_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Draft this many tokens from the prompt, without a draft.", rich_help_panel=CACTUS),
+        typer.Option(
+            min=1,
+            help="Draft this many tokens from what was said before: beside a draft, or without one.",
+            rich_help_panel=CACTUS,
+        ),
     ] = None,
     dtype: Annotated[
         Dtype, typer.Option(help="Number format of the models; auto is the models' own.", rich_help_panel=RUNNING)

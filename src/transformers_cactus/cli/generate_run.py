@@ -62,8 +62,6 @@ def check_options(
         del options["temperature"]
         options.setdefault("do_sample", False)
     lookup = "prompt_lookup_num_tokens" in options
-    if lookup and draft is not None:
-        raise ValueError("give --draft or --prompt-lookup-num-tokens, not both.")
     chosen = rule or "cactus"
     wants_draft = rule is not None or parameters or any(name.startswith("cactus_") for name in options)
     if draft is None and verifier is not None and not lookup:
@@ -80,6 +78,8 @@ def check_options(
         check_together(built, RunOptions.of(_cactus(options), built))
         if not built.is_lossless:
             options.setdefault("do_sample", True)
+    if lookup and draft is None and verifier is not None and "num_assistant_tokens" in options:
+        raise ValueError("--num-assistant-tokens is for a draft: --prompt-lookup-num-tokens alone says how many.")
     if "num_assistant_tokens" in options:
         # Exactly this many: the defaults adapt the number, and stop early where the draft is unsure.
         options |= {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
@@ -101,7 +101,7 @@ def run_generate(request: Request, options: dict[str, Any]) -> None:
     """
     loading = request.loading | {"device": pick_device(request.loading["device"])}
     draft = request.draft
-    if draft is None and request.verifier is None and "prompt_lookup_num_tokens" not in options:
+    if draft is None and request.verifier is None:
         draft = shipped_draft()
     with quiet_transformers():
         models = load_models(request.verifier, draft, **loading)
