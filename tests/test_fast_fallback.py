@@ -36,7 +36,8 @@ def one_message(recorded, part):
 
 
 def draft_options(name, kind):
-    return {"assistant_model": models(name)[1]} if kind == "model" else {"prompt_lookup_num_tokens": 4}
+    look_up = {"prompt_lookup_num_tokens": 4, "num_assistant_tokens": None, "assistant_confidence_threshold": None}
+    return {"assistant_model": models(name)[1]} if kind == "model" else look_up
 
 
 @pytest.mark.parametrize("kind", ["model", "look-up"])

@@ -213,7 +213,7 @@ def run_stock(setting: CallSettings, rule: AcceptanceRule, original: Generate) -
 
 
 def _draft_settings(setting: CallSettings) -> dict[str, Any]:
-    return {name: value for name in DRAFT_SETTINGS if (value := setting[name]) is not None}
+    return {name: value for name in DRAFT_SETTINGS if (value := setting.said(name)) is not None}
 
 
 def _finish(output: Any, call: FastCall | StockCall) -> Any:

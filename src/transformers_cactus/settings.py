@@ -46,13 +46,17 @@ class CallSettings:
     def __getitem__(self, name: str) -> Any:
         if name in self.call:
             return self.call[name]
-        given = self.given(name)
-        return getattr(self.model.generation_config, name, None) if given is None else given
+        return self.said(name)
 
     def given(self, name: str) -> Any:
         """What this call says, leaving the model's own generation config aside."""
         value = self.call.get(name)
         return getattr(self.call.get("generation_config"), name, None) if value is None else value
+
+    def said(self, name: str) -> Any:
+        """The same, or else what the model's own config says: an argument of `None` says nothing."""
+        given = self.given(name)
+        return getattr(self.model.generation_config, name, None) if given is None else given
 
     @property
     def batch_size(self) -> int:
@@ -75,8 +79,8 @@ class CallSettings:
         return None if prompt is None else int(prompt.shape[1]) + int(self["max_new_tokens"])
 
     def draft_setting(self, name: str) -> Any:
-        """An option that steers a draft: as any other, else the draft's own, where transformers reads it."""
-        said = self[name]
+        """An option that steers a draft: what is said of it, else the draft's own, where transformers reads it."""
+        said = self.said(name)
         config = getattr(self["assistant_model"], "generation_config", None)
         return getattr(config, name, None) if said is None else said
 
