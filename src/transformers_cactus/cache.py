@@ -46,6 +46,7 @@ class RowLengths:
         self.fixed = False
         self._slots: dict[tuple[int, int, int, torch.device], Tensor] = {}
         self._lengths: Tensor | None = None
+        self._counted = torch.empty(1, 0, dtype=torch.long)
         self._know([0] * batch_size)
 
     @property
@@ -74,7 +75,10 @@ class RowLengths:
     def positions(self, tokens: int) -> Tensor:
         """Return the positions of the next tokens of each row, `[batch, tokens]`."""
         if self.level:
-            positions = torch.arange(self.longest, self.longest + tokens, device=self.device)[None]
+            end = self.longest + tokens
+            if end > self._counted.shape[1]:
+                self._counted = torch.arange(max(2 * end, _SMALLEST_CAPACITY), device=self.device)[None]
+            positions = self._counted.narrow(1, self.longest, tokens)
             return positions if self.batch_size == 1 else positions.expand(self.batch_size, -1)
         return self.lengths[:, None] + torch.arange(tokens, device=self.device)
 

@@ -22,11 +22,14 @@ class RoundTimes:
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._medians: dict[int, float] = {}
         self._line: tuple[float, float] | None = None
 
     def add(self, length: int, seconds: float) -> None:
         """Adds a round."""
         self._seconds[length].append(seconds)
+        # The lower one of two: what disturbs a round only makes it longer.
+        self._medians[length] = statistics.median_low(self._seconds[length])
         self._line = None
 
     def __contains__(self, length: int) -> bool:
@@ -40,8 +43,8 @@ class RoundTimes:
     @property
     def hopeless(self) -> bool:
         """Whether every block that was timed, of two lengths at least, took longer than all its tokens do alone."""
-        alone = self._measured(0) if 0 in self else 0.0
-        slow = [self._measured(m) >= (m + 1) * alone for m in self._seconds if m]
+        alone = self._medians[0] if 0 in self else 0.0
+        slow = [self._medians[m] >= (m + 1) * alone for m in self._seconds if m]
         return alone > 0 and len(slow) > 1 and all(slow)
 
     def line(self) -> tuple[float, float]:
@@ -53,21 +56,17 @@ class RoundTimes:
     def of(self, length: int) -> float:
         """Seconds of a round."""
         if length == 0 and 0 in self:
-            return self._measured(0)
+            return self._medians[0]
         start, step = self.line()
         return start + step * length
 
-    def _measured(self, length: int) -> float:
-        # The lower one of two: what disturbs a round only makes it longer.
-        return statistics.median_low(self._seconds[length])
-
     def _fitted(self) -> tuple[float, float]:
-        points = [(m, self._measured(m), len(seen)) for m, seen in self._seconds.items() if m]
+        points = [(m, self._medians[m], len(seen)) for m, seen in self._seconds.items() if m]
         if len(points) == 1:
             ((length, seconds, _),) = points
             # One length says nothing about another: as if the verifier took a block as it takes a token, or, where
             # that is unknown too, as if the draft took a tenth.
-            start = min(self._measured(0), seconds) if 0 in self else seconds / (1 + length / 10)
+            start = min(self._medians[0], seconds) if 0 in self else seconds / (1 + length / 10)
             return start, (seconds - start) / length
         slopes = [
             ((time - other) / (m - n), seen * known)

@@ -104,9 +104,9 @@ def _choose(processed: Processed, uniforms: Tensor | None) -> Tensor:
         return sample(processed.scores[:, 0].softmax(-1), uniforms)[:, None]
     if _is_few(processed.kept):
         drawn = [
-            [tokens[sample_row(_weights(scores), uniform)]]
-            for tokens, scores, uniform in zip(
-                processed.kept.token_rows, processed.kept.score_rows, uniforms.tolist(), strict=True
+            [tokens[sample_row(weights, uniform)]]
+            for tokens, weights, uniform in zip(
+                processed.kept.token_rows, processed.kept.weight_rows, uniforms.tolist(), strict=True
             )
         ]
         return torch.tensor(drawn)
@@ -119,20 +119,9 @@ def _probabilities(processed: Processed, tokens: Tensor) -> list[float]:
     if processed.kept is None:
         found: list[float] = processed.scores[:, 0].softmax(-1).gather(-1, tokens)[:, 0].tolist()
         return found
-    rows = zip(processed.kept.token_rows, processed.kept.score_rows, tokens[:, 0].tolist(), strict=True)
-    return [_probability(kept, scores, token) for kept, scores, token in rows]
-
-
-def _probability(kept: Sequence[int], scores: Sequence[float], token: int) -> float:
-    weights = _weights(scores)
-    return weights[kept.index(token)] / sum(weights)
+    rows = zip(processed.kept.token_rows, processed.kept.weight_rows, tokens[:, 0].tolist(), strict=True)
+    return [weights[kept.index(token)] / sum(weights) for kept, weights, token in rows]
 
 
 def _is_few(kept: Kept) -> bool:
     return kept.device.type == "cpu" and math.prod(kept.shape) <= FEW
-
-
-def _weights(scores: Sequence[float]) -> list[float]:
-    """Numbers proportional to the probabilities of one row."""
-    highest = max(scores)
-    return [math.exp(score - highest) for score in scores]

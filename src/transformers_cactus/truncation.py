@@ -44,6 +44,7 @@ class Kept:
         self._scores = scores if isinstance(scores, Tensor) else None
         self._token_rows = None if isinstance(tokens, Tensor) else tokens
         self._score_rows = None if isinstance(scores, Tensor) else scores
+        self._weight_rows: list[list[float]] | None = None
         self.device = torch.device("cpu") if self._tokens is None else self._tokens.device
         """Where the tensors are."""
         if shape is None:
@@ -94,10 +95,22 @@ class Kept:
             self._score_rows = self.scores.reshape(-1, self.shape[-1]).tolist()
         return self._score_rows
 
+    @property
+    def weight_rows(self) -> list[list[float]]:
+        """Numbers proportional to the probabilities, a list for each position. Waits for the device."""
+        if self._weight_rows is None:
+            self._weight_rows = list(map(_weights, self.score_rows))
+        return self._weight_rows
+
     def named(self, names: Sequence[int]) -> Kept:
         """The same where tokens were counted among some only: `names` says which each of those is."""
         token_rows = [[names[token] for token in row] for row in self.token_rows]
         return Kept(token_rows, self.score_rows, self.shape)
+
+
+def _weights(scores: Sequence[float]) -> list[float]:
+    highest = max(scores)
+    return [math.exp(score - highest) for score in scores]
 
 
 class Truncation(LogitsProcessor):
