@@ -100,21 +100,17 @@ def tables_of(document: Document) -> str:
 
 def against_transformers(document: Document) -> str | None:
     """Our lossless systems over transformers' at its best, in the same repetition; `None` where either is missing."""
-    by_system: dict[str, dict[int, dict[str, Any]]] = {}
+    theirs = {run["repetition"]: _speed(run) for run in document["runs"] if run["system"] == CONSTANT_BLOCK}
+    ours: dict[str, Runs] = {}
     for run in document["runs"]:
-        by_system.setdefault(run["system"], {})[run["repetition"]] = run
-    theirs, ours = by_system.get(CONSTANT_BLOCK), {}
-    for system, found in by_system.items():
-        if theirs is not None and system.startswith(LOSSLESS):
-            ours[system.removeprefix(LOSSLESS)] = found
-    if theirs is None or not ours:
+        if run["system"].startswith(LOSSLESS):
+            ours.setdefault(run["system"].removeprefix(LOSSLESS), []).append(run)
+    if not theirs or not ours:
         return None
     speeds, bounds = [], []
-    for draft, found in ours.items():
-        ratio = Spread.of([_speed(run) / _speed(theirs[repetition]) for repetition, run in found.items()])
-        bound = Spread.of(
-            [run["tokens"] / run["forwards"] / _speed(theirs[repetition]) for repetition, run in found.items()]
-        )
+    for draft, runs in ours.items():
+        ratio = Spread.of([_speed(run) / theirs[run["repetition"]] for run in runs])
+        bound = Spread.of([run["tokens"] / run["forwards"] / theirs[run["repetition"]] for run in runs])
         speeds.append(f"{ratio.show(2)} with {draft} blocks")
         bounds.append(f"{bound.median:.2f}")
     return (

@@ -179,6 +179,18 @@ def merged(*levels: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
+def resolved(models: Any, config: Any, given: Mapping[str, Any]) -> tuple[dict[str, Any], AcceptanceRule | None]:
+    """The `cactus_*` options of a call, and their rule; `None` where a call runs as if nothing were enabled.
+
+    Args:
+        models (`GenerationConfig`): The model's own.
+        config (`GenerationConfig` or `None`): The call's.
+        given (`Mapping`): The options that the call itself has.
+    """
+    options = merged(options_of(models), options_of(config), given)
+    return options, None if is_turned_off(given or options_of(config)) else build_rule(options)
+
+
 def is_turned_off(given: Mapping[str, Any]) -> bool:
     """Whether a call says `cactus_delta=None` and nothing that needs a rule.
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from . import _compat
 from .cache import RaggedCache
-from .configuration import RunOptions, is_turned_off, merged, options_of
+from .configuration import RunOptions, resolved
 from .integration import generate
 from .outputs import AcceptanceStatistics
 from .settings import CallSettings
@@ -114,12 +114,10 @@ class Conversation:
         ids = encoded["input_ids"].to(_compat.input_device(self.verifier))
         call: dict[str, Any] = {"assistant_model": self.draft, "return_dict_in_generate": True, **options}
         given = {name: value for name, value in options.items() if name.startswith("cactus_")}
-        configs = [
-            options_of(config) for config in (self.verifier.generation_config, options.get("generation_config"))
-        ]
-        if setting.has_draft() and not (given or any(configs)):
-            call["cactus_delta"] = given["cactus_delta"] = 0.0
-        if setting.has_draft() and (is_turned_off(given or configs[1]) or not merged(*configs, given)):
+        said, rule = resolved(self.verifier.generation_config, options.get("generation_config"), given)
+        if setting.has_draft() and not said:
+            call["cactus_delta"] = 0.0
+        elif setting.has_draft() and rule is None:
             # With a draft, transformers' own loop feeds the whole prompt behind what a cache holds of it.
             self._cache = None
         cache, self._cache = self._remembered(ids), None
@@ -141,8 +139,8 @@ class Conversation:
         if cache is None:
             return None
         known = cache.get_seq_length()
-        # The first round needs a token to feed. A loop of transformers may leave more in the cache than it emitted.
-        common = min(known, len(prompt) - 1, len(self._read))
+        # The first round needs a token to feed.
+        common = min(known, len(prompt) - 1)
         common = next((i for i in range(common) if prompt[i] != self._read[i]), common)
         if common < known:
             cache.crop(common - known)

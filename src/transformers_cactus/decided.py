@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -22,8 +23,8 @@ class Decided(NamedTuple):
     """0 where the models' scores were distributions."""
     drafted: list[list[int]]
     """The drafted tokens of each sequence."""
-    accepted_losslessly: list[list[float]] | None
-    """1 for true. `None` where it was not asked for, like the two below."""
+    accepted_losslessly: Sequence[Sequence[float]] | None
+    """Above 0 for true. `None` where it was not asked for, like the two below."""
     divergence: list[list[float]] | None
     """In nats."""
     certificate: list[list[float]] | None

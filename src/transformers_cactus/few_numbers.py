@@ -96,7 +96,7 @@ def verify_few(
             following,
             invalid,
             drafted,
-            [[float(kept) for kept in row] for row in lossless] if measure else None,
+            lossless if measure else None,
             None if divergence is None else divergence.tolist(),
             None,
         ),
@@ -105,18 +105,14 @@ def verify_few(
 
 def _distributions(kept: Kept) -> list[list[dict[int, float]]]:
     """By sequence and position, the probability of each token that is left."""
-    found = list(map(_distribution, kept.token_rows, kept.score_rows))
+    found = list(map(_distribution, kept.token_rows, kept.weight_rows))
     positions = kept.shape[1]
     return [found[start : start + positions] for start in range(0, len(found), positions)]
 
 
-def _distribution(tokens: Sequence[int], scores: Sequence[float]) -> dict[int, float]:
-    highest = max(scores)
-    weights = {
-        token: math.exp(score - highest) for token, score in zip(tokens, scores, strict=True) if score > -math.inf
-    }
-    total = sum(weights.values())
-    return {token: weight / total for token, weight in weights.items()}
+def _distribution(tokens: Sequence[int], weights: Sequence[float]) -> dict[int, float]:
+    total = sum(weights)
+    return {token: weight / total for token, weight in zip(tokens, weights, strict=True) if weight > 0}
 
 
 def _raised(q: list[list[float]], rule: GammaRule, measure: bool) -> tuple[list[list[float]], Tensor | None]:

@@ -16,12 +16,10 @@ from . import _compat
 from .advice import advise
 from .configuration import (
     RunOptions,
-    build_rule,
     check_together,
-    is_turned_off,
-    merged,
     options_of,
     pop_options,
+    resolved,
     warn_of_support,
 )
 from .engines import run
@@ -249,8 +247,7 @@ def _call(
     if getattr(config, "is_assistant", False) or _is_ours(call.get("custom_generate")):
         # A draft model's own call, or the inner call of a model that is enabled twice.
         return original(*args, **kwargs)
-    options = merged(options_of(model.generation_config), options_of(config), given)
-    rule = None if is_turned_off(given or options_of(config)) else build_rule(options)
+    options, rule = resolved(model.generation_config, config, given)
     if rule is None:
         if given.get("cactus_engine") is not None and "cactus_delta" not in given:
             raise ValueError("cactus_engine needs a rule: pass cactus_delta or cactus_rule beside it.")

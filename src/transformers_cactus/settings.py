@@ -95,7 +95,7 @@ class CallSettings:
         said = {name: self.draft_setting(name) for name in DRAFT_SETTINGS}
         if said["num_assistant_tokens_schedule"] is not None:
             return said["num_assistant_tokens_schedule"]
-        in_step = torch.are_deterministic_algorithms_enabled() or self._is_split() is not None
+        in_step = torch.are_deterministic_algorithms_enabled() or self._split_model() is not None
         steered = any(value is not None for value in said.values())
         return "constant" if steered or in_step or self.options.compile else "adaptive"
 
@@ -106,7 +106,7 @@ class CallSettings:
             self["assistant_model"] is not None and self.draft_setting("num_assistant_tokens_schedule") == "adaptive"
         )
 
-    def _is_split(self) -> str | None:
+    def _split_model(self) -> str | None:
         """Which of the models is split over processes that each run this loop."""
         models = {"verifier": self.model, "draft": self["assistant_model"]}
         return next((name for name, model in models.items() if _compat.is_tensor_parallel(model)), None)
@@ -207,7 +207,7 @@ class CallSettings:
             raise ValueError(
                 f"num_assistant_tokens_schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {schedule!r}."
             )
-        split = self._is_split() if schedule == "adaptive" and draft is not None else None
+        split = self._split_model() if schedule == "adaptive" and draft is not None else None
         if split is not None:
             raise ValueError(
                 f"num_assistant_tokens_schedule='adaptive' goes by the clock, and the {split} is split over processes "

@@ -185,7 +185,7 @@ class Truncation(LogitsProcessor):
     def _nucleus(self, values: list[float]) -> int:
         """How many of some descending scores top-p keeps."""
         assert self.top_p is not None
-        weights = [math.exp(value - values[0]) for value in values]
+        weights = _weights(values)
         # As top-p does it: from the least probable token on, while their sum is at most 1 - top_p.
         spare, kept = (1 - self.top_p.top_p) * sum(weights), len(weights)
         while kept > self.top_p.min_tokens_to_keep:
