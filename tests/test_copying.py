@@ -121,11 +121,12 @@ def test_kept_tokens_are_mixed_as_the_whole_vocabulary_is(seed, kept):
     scores = torch.randn(3, 1, kept, generator=generator).sort(descending=True).values
     scores[..., -1] = -torch.inf
     few = Processed(None, Kept(tokens, scores), 20)
-    copies = Copies(torch.randint(20, (3, 1), generator=generator), torch.tensor([[0.5], [0.0], [0.75]]))
+    copied, shares = torch.randint(20, (3, 1), generator=generator), torch.tensor([[0.5], [0.0], [0.75]])
+    copies = Copies(copied.tolist(), shares.tolist(), torch.device("cpu"))
     mixed = copies.mixed(few, 0)
     assert all(len(set(row)) == kept for row in mixed.kept.tokens[:, 0].tolist())
-    expected = few.scores[:, 0].softmax(-1) * (1 - copies.weights)
-    expected.scatter_add_(1, copies.tokens, copies.weights)
+    expected = few.scores[:, 0].softmax(-1) * (1 - shares)
+    expected.scatter_add_(1, copied, shares)
     torch.testing.assert_close(mixed.scores[:, 0].softmax(-1), expected, rtol=1e-4, atol=1e-6)
     whole = copies.mixed(Processed(few.scores), 0)
     torch.testing.assert_close(whole.scores[:, 0].softmax(-1), expected, rtol=1e-4, atol=1e-6)

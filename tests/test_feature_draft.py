@@ -166,7 +166,7 @@ def test_law_behind_truncation_and_with_rows_of_different_prompts():
 
 @pytest.mark.parametrize("few", [0, 10**9], ids=["tensors", "python numbers"])
 def test_law_of_a_draft_over_some_tokens_behind_top_k(few, monkeypatch):
-    """Such a draft is truncated among its own tokens, without a look at the others."""
+    """The scores of all others are minus infinity."""
     monkeypatch.setattr(few_numbers, "MOST", few)
     monkeypatch.setattr(token_by_token, "FEW", few)
     verifier, draft = pair(24, (1, 2, 4, 5, 7, 8, 10, 11, 13, 14, 16, 17, 19, 20, 22))

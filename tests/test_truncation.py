@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from transformers import LogitNormalization, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from transformers_cactus.processing import Processed
-from transformers_cactus.truncation import CHUNK, TIES, Truncation, fused, largest
+from transformers_cactus.truncation import TIES, Truncation, fused
 
 
 def both(scores: torch.Tensor, k: int, p: float, keep: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,24 +79,6 @@ def test_the_list_of_tokens_holds_all_that_are_left(warpers):
     for row in range(5):
         left = set(expected[row].isfinite().nonzero()[:, 0].tolist())
         assert left <= set(tokens[row].tolist()) and len(set(tokens[row].tolist())) == 9 + TIES
-
-
-@given(
-    seed=st.integers(0, 2**31),
-    rows=st.integers(5, 9),
-    vocab=st.integers(53000, 60000) | st.just(1000 * CHUNK),
-    count=st.integers(1, 30),
-    levels=st.sampled_from([0, 3, 50]),
-)
-@settings(max_examples=60, deadline=None)
-def test_the_largest_scores_are_found_wherever_they_are(seed, rows, vocab, count, levels):
-    scores = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
-    if levels:
-        scores = (scores * levels).round() / levels
-    values, tokens = largest(scores, count)
-    assert torch.equal(values, scores.topk(count, dim=-1).values)
-    assert torch.equal(values, scores.gather(-1, tokens))
-    assert all(len(set(row)) == count for row in tokens.tolist())
 
 
 def test_only_neighbours_in_this_order_are_joined():

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from .budget import closed_form_gamma, exact_gamma, two_point_kl
+from .budget import closed_form_gamma, closed_form_gamma_of, exact_gamma, two_point_kl
 from .parameters import check_parameter, per_sequence
 from .rows import Rows
 from .saving import Unsavable
@@ -143,6 +143,10 @@ class GammaRule(AcceptanceRule):
             `torch.Tensor` like `q_n`, in [q_n, 1]; 0 where `q_n` is 0, so that what the verifier excludes stays out.
         """
 
+    def gamma_of(self, q_n: float) -> float:
+        """`gamma` of one probability, for a rule whose parameters hold for all sequences. In float64."""
+        return self.gamma(torch.tensor([q_n], dtype=torch.float64)).item()
+
     def scale_of_others(self, q_n: Tensor) -> Tensor:
         """What all other tokens are multiplied by, like `q_n`: `(1 - gamma) / (1 - q_n)`, and 0 where `q_n` is 1."""
         return ((1 - self.gamma(q_n)) / (1 - q_n)).masked_fill_(q_n >= 1, 0.0)
@@ -186,6 +190,10 @@ class Speculative(GammaRule):
 
     @override
     def gamma(self, q_n: Tensor) -> Tensor:
+        return q_n
+
+    @override
+    def gamma_of(self, q_n: float) -> float:
         return q_n
 
     @override
@@ -249,6 +257,10 @@ class Cactus(BudgetRule):
     @override
     def gamma(self, q_n: Tensor) -> Tensor:
         return closed_form_gamma(q_n, per_sequence(self.delta, q_n))
+
+    @override
+    def gamma_of(self, q_n: float) -> float:
+        return closed_form_gamma_of(q_n, float(self.delta))
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,6 +65,11 @@ def closed_form_gamma(q_n: Tensor, delta: Tensor | float) -> Tensor:
     return raised
 
 
+def closed_form_gamma_of(q_n: float, delta: float) -> float:
+    """[`closed_form_gamma`] of one number, for which ten operations of PyTorch would take too long."""
+    return min(q_n + math.sqrt(2 * delta * q_n * (1 - q_n)), 1.0) if 0 < q_n < 1 else q_n
+
+
 def exact_gamma(q_n: Tensor, delta: Tensor | float) -> Tensor:
     """The largest `gamma` in `[q_n, 1]` with `KL(h || q) <= delta` (the root that Theorem 2 of the paper asks for).
 

@@ -8,7 +8,9 @@ needs to know: no rule has to be told.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -32,14 +34,23 @@ class Copies:
     """What the block of each row would copy.
 
     Args:
-        tokens (`torch.LongTensor` of shape `[batch, block]`): The copied tokens; any where there is none.
-        weights (`torch.Tensor` of shape `[batch, block]`): Their shares of the draft's distribution; 0 for none.
+        tokens (`list[list[int]]`): The copied tokens of each row.
+        weights (`list[list[float]]`): Their shares of the draft's distribution.
+        device (`torch.device`): Where the scores are.
     """
 
-    def __init__(self, tokens: Tensor, weights: Tensor):
-        self.tokens = tokens
-        self.weights = weights
-        self._follows: Tensor | None = None
+    def __init__(self, tokens: list[list[int]], weights: list[list[float]], device: torch.device):
+        self.tokens = padded_rows(tokens)
+        self.weights = padded_rows(weights)
+        self.device = device
+        self._drafted: list[Tensor] = []
+        self._known = 0
+        self._follows: Tensor | bool = True
+        """Which rows drafted what they would copy, `[batch, 1]`, as far as the first `_known` tokens tell."""
+
+    @cached_property
+    def _on_device(self) -> tuple[Tensor, Tensor]:
+        return on_device(self.tokens, self.device), on_device(self.weights, self.device, torch.float32)
 
     def mixed(self, processed: Processed, position: int) -> Processed:
         """The scores of one position with its copied token mixed in.
@@ -48,30 +59,37 @@ class Copies:
             processed ([`Processed`] of shape `[batch, 1, vocab]`): The draft model's.
             position (`int`): Within the block.
         """
-        if position >= self.tokens.shape[1]:
+        if position >= len(self.tokens[0]):
             return processed
-        tokens, weights = self.tokens[:, position, None, None], self.weights[:, position, None, None]
-        if self._follows is not None:
-            weights = weights * self._follows[:, :, None]
-        if processed.kept is None:
-            return Processed(_raised(processed.scores, tokens, weights))
-        kept, scores = processed.kept.tokens, processed.kept.scores
-        absent = (kept != tokens).all(-1, keepdim=True)
-        # The last place is always free: that of the largest score behind the k and their ties.
-        kept = torch.cat([kept[..., :-1], torch.where(absent, tokens, kept[..., -1:])], dim=-1)
-        place = (kept == tokens).long().argmax(-1, keepdim=True)
-        return Processed(None, Kept(kept, _raised(scores, place, weights)), processed.vocab)
+        if processed.kept is not None:
+            return Processed(None, self._mixed_few(processed.kept, position), processed.vocab)
+        tokens, weights = self._on_device
+        for drafted in self._drafted[self._known :]:
+            self._follows = (drafted == tokens[:, self._known, None]) & self._follows
+            self._known += 1
+        shares = weights[:, position, None] * self._follows
+        return Processed(_raised(processed.scores, tokens[:, position, None, None], shares[..., None]))
 
-    def drafted(self, tokens: Tensor, position: int) -> None:
+    def _mixed_few(self, kept: Kept, position: int) -> Kept:
+        drafted = [tokens[:, 0].tolist() for tokens in self._drafted]
+        token_rows, score_rows = [], []
+        for row, (tokens, scores) in enumerate(zip(kept.token_rows, kept.score_rows, strict=True)):
+            follows = all(own[row] == copied for own, copied in zip(drafted, self.tokens[row], strict=False))
+            share = self.weights[row][position] if follows else 0.0
+            if share:
+                tokens, scores = _with_share(tokens, scores, self.tokens[row][position], share)
+            token_rows.append(tokens)
+            score_rows.append(scores)
+        return Kept(token_rows, score_rows, kept.shape)
+
+    def drafted(self, tokens: Tensor) -> None:
         """Hears what was drafted: a row that departs from what it would copy copies no more in this block.
 
         Args:
             tokens (`torch.LongTensor` of shape `[batch, 1]`): The drafted tokens.
-            position (`int`): Within the block.
         """
-        if position < self.tokens.shape[1]:
-            same = tokens == self.tokens[:, position, None]
-            self._follows = same if self._follows is None else self._follows & same
+        if len(self._drafted) < len(self.tokens[0]):
+            self._drafted.append(tokens)
 
 
 class Copier:
@@ -98,9 +116,18 @@ class Copier:
             weights.append([HIT_RATES.get(size + behind, HIT_RATE_OF_LONGER) for behind in range(len(found))])
         if not any(rows):
             return None
-        device = sequences.last.device
-        shares = on_device(padded_rows(weights), device, torch.float32)
-        return Copies(on_device(padded_rows(rows), device), shares)
+        return Copies(rows, weights, sequences.last.device)
+
+
+def _with_share(tokens: list[int], scores: list[float], copied: int, share: float) -> tuple[list[int], list[float]]:
+    """[`_raised`] of a row of few tokens, among which the copied one may have to be put."""
+    highest = max(scores)
+    total = highest + math.log(sum(math.exp(score - highest) for score in scores))
+    mixed = [score - total + math.log1p(-share) for score in scores]
+    # The last place is always free: that of the largest score behind the k and their ties.
+    place = tokens.index(copied) if copied in tokens else len(tokens) - 1
+    mixed[place] = math.log(math.exp(mixed[place]) + share)
+    return [*tokens[:place], copied, *tokens[place + 1 :]], mixed
 
 
 def _raised(scores: Tensor, places: Tensor, weights: Tensor) -> Tensor:

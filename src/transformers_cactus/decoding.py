@@ -32,6 +32,7 @@ from .drafting import Block, Drafter, GeneratorDrafter, PromptLookupDrafter
 from .experience import experience_of, remember
 from .feature_draft import is_feature_draft
 from .feature_drafting import FeatureDrafter
+from .few_numbers import MOST, is_its_gamma, verify_few
 from .inputs import ForwardInputs, context_limit, left_align, logits_and_states, prefill
 from .model_drafting import ModelDrafter
 from .outputs import AcceptanceStatistics, SequenceStatistics
@@ -42,6 +43,7 @@ from .rows import Rows
 from .sequences import Sequences
 from .stopping import BlockStopping
 from .transfer import on_device
+from .truncation import KeptOnDemand
 from .verification import Verification, raise_if_invalid, verify, verify_greedy
 
 LARGEST_FIRST_CAPACITY = 4096
@@ -167,6 +169,15 @@ class _FastLoop:
         self.rule = rule_for_batch(call.rule, len(input_ids), repeats)
         self.plan = delta_plan(self.rule, call.options, len(input_ids) // repeats, repeats)
         self.drafter = self._drafter(prompt_lengths, model_kwargs)
+        # Then what lies behind a rejected token need not even be truncated.
+        self.looks_at_few = (
+            self.do_sample
+            and is_its_gamma(self.rule)
+            and self.plan is None
+            and self.kept_scores is None
+            and not call.options.certificate
+            and call.options.verification == "token"
+        )
         # Who reads the rows on the device. Otherwise the tokens on the host are enough.
         self.reads_ids = self.processor.reads_prefix or isinstance(self.drafter, GeneratorDrafter)
         self.unfed: Tensor | None = None
@@ -229,17 +240,25 @@ class _FastLoop:
         logits, self.hidden_states = logits_and_states(self.model, inputs, self.drafter.hidden_states)
         return logits[:, -size - 1 :]
 
-    def _process(self, logits: Tensor, block: Block) -> Processed:
+    def _process(self, logits: Tensor, block: Block) -> Processed | KeptOnDemand:
         if self.processor.reads_prefix:
             self.sequences.write(block.tokens)
         scores = logits.to(self.sequences.last.device, torch.float32, copy=self.kept_logits is not None)
+        if self.looks_at_few and block.tokens.shape[1] and (block.scores is None or block.scores.kept is not None):
+            few = self.processor.on_demand(scores, self.sequences, MOST)
+            if few is not None:
+                return few
         return self.processor(scores, self.sequences)
 
     # 3. Keep a prefix of the block and choose the next token.
-    def _verify(self, block: Block, processed: Processed) -> Verification:
+    def _verify(self, block: Block, processed: Processed | KeptOnDemand) -> Verification:
         lengths = None
         if min(block.lengths) < block.tokens.shape[1]:
             lengths = on_device(block.lengths, block.tokens.device)
+        if isinstance(processed, KeptOnDemand):
+            assert is_its_gamma(self.rule)
+            draft = None if block.scores is None else block.scores.kept
+            return verify_few(block.tokens, processed, draft, self.rule, block_lengths=lengths, measure=self.counts)
         if not self.do_sample:
             return verify_greedy(block.tokens, processed.scores, block_lengths=lengths)
         rule, options, spent = self.rule, self.call.options, None
@@ -266,7 +285,7 @@ class _FastLoop:
 
     # 4. Bring the outcome to the host, and cut it where a row ends.
     def _accept(
-        self, block: Block, outcome: Verification, processed: Processed, logits: Tensor
+        self, block: Block, outcome: Verification, processed: Processed | KeptOnDemand, logits: Tensor
     ) -> tuple[list[list[int]], list[bool]]:
         sequences, size = self.sequences, block.tokens.shape[1]
         decided = to_host(outcome, block.tokens, measure=self.counts)
@@ -295,14 +314,20 @@ class _FastLoop:
         """What compiling took in this round; other rounds will not take that."""
         return sum(forward.take_seconds() for forward in (self.compiled, self.compiled_draft) if forward is not None)
 
-    def _scores_up_to(self, row: int, processed: Processed) -> list[Tensor] | None:
+    def _scores_up_to(self, row: int, processed: Processed | KeptOnDemand) -> list[Tensor] | None:
         """A row's scores with this round's, where the call keeps scores."""
-        if self.kept_scores is None:
+        if self.kept_scores is None or isinstance(processed, KeptOnDemand):
             return None
         return [*self.kept_scores[self.sequences.rows[row]], *processed.scores[row]]
 
     def _record(
-        self, row: int, block: Block, decided: Decided, new: list[int], processed: Processed, logits: Tensor
+        self,
+        row: int,
+        block: Block,
+        decided: Decided,
+        new: list[int],
+        processed: Processed | KeptOnDemand,
+        logits: Tensor,
     ) -> None:
         origin, length = self.sequences.rows[row], block.lengths[row]
         self.emitted[origin] += new
@@ -317,7 +342,7 @@ class _FastLoop:
             divergence = decided.divergence[row] if decided.divergence else []
             certified = certificate if self.call.options.certificate else None
             self.statistics[origin].add_round(length, [flag > 0 for flag in lossless], divergence, len(new), certified)
-        if self.kept_scores is not None:
+        if self.kept_scores is not None and isinstance(processed, Processed):
             self.kept_scores[origin] += list(processed.scores[row, : len(new)].clone())
         if self.kept_logits is not None:
             self.kept_logits[origin] += list(logits[row, : len(new)].to(block.tokens.device, torch.float32))

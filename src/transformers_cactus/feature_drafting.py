@@ -14,7 +14,7 @@ from ._compat import input_device
 from .cache import DraftMemory, RaggedCache
 from .feature_draft import FeatureDraft
 from .inputs import ForwardInputs
-from .processing import BlockProcessor, Proposed
+from .processing import BlockProcessor
 from .sequences import Sequences
 from .token_by_token import TokenByTokenDrafter
 from .transfer import on_device, padded_rows
@@ -49,8 +49,6 @@ class FeatureDrafter(TokenByTokenDrafter):
         self.forward_inputs = ForwardInputs(model.decoder)
         self.embedding = embedding
         self.device = input_device(model)
-        if len(model.draft_tokens) < vocab_size:
-            self.proposed = Proposed(model.draft_tokens)
         self.hidden_states = [layer + 1 for layer in model.config.target_layer_ids]
         self.cache = RaggedCache(batch_size, device=self.device)
         # Nothing comes before a row's first token.

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
-from .acceptance import GammaRule
+from .acceptance import AcceptanceRule, GammaRule
 from .budget import two_point_kl
 from .decided import Decided
-from .truncation import Kept
+from .truncation import Kept, KeptOnDemand
 from .verification import Verification, sample_row
 
 MOST = 1024
@@ -24,20 +25,21 @@ MOST = 1024
 _SHARED = ("acceptance_probability", "recovery_weights", "divergence", "scale_of_others")
 
 
-def has_few_numbers(kept: Kept, rule: GammaRule) -> bool:
-    """Whether this can and should verify a block.
+def is_its_gamma(rule: AcceptanceRule) -> TypeGuard[GammaRule]:
+    """Whether a rule says no more than its `gamma`, which is all that is asked here."""
+    return isinstance(rule, GammaRule) and all(
+        getattr(type(rule), name) is getattr(GammaRule, name) for name in _SHARED
+    )
 
-    Args:
-        kept ([`Kept`]): What is left of the verifier's scores.
-        rule ([`GammaRule`]): The rule; one that says more than its `gamma` is left to itself.
-    """
-    same = all(getattr(type(rule), name) is getattr(GammaRule, name) for name in _SHARED)
-    return same and kept.device.type == "cpu" and math.prod(kept.shape) <= MOST
+
+def has_few_numbers(kept: Kept) -> bool:
+    """Whether this can and should verify a block, of which `kept` is left of the verifier's scores."""
+    return kept.device.type == "cpu" and math.prod(kept.shape) <= MOST
 
 
 def verify_few(
     draft_tokens: Tensor,
-    kept: Kept,
+    kept: Kept | KeptOnDemand,
     draft: Kept | None,
     rule: GammaRule,
     *,
@@ -45,52 +47,61 @@ def verify_few(
     generator: torch.Generator | None = None,
     measure: bool = True,
 ) -> Verification:
-    """[`verify_kept`] in Python numbers.
+    """[`verify_kept`] in Python numbers. What lies behind a sequence's rejected token is not looked at.
 
     Args:
         draft_tokens (`torch.LongTensor` of shape `[batch, block]`): As in [`verify_kept`], like all that is not named.
-        kept ([`Kept`] of shape `[batch, block + 1, kept]`): What is left of the verifier's scores, on a CPU.
+        kept ([`Kept`] or [`KeptOnDemand`] of shape `[batch, block + 1, kept]`): What is left of the verifier's scores,
+            on a CPU.
         draft ([`Kept`] of shape `[batch, block, kept]` or `None`): What is left of the draft's.
 
     Returns:
-        [`Verification`], without `certificate`.
+        [`Verification`], without `certificate`; `divergence` and `accepted_losslessly` are 0 behind a rejected token.
     """
     batch, block = draft_tokens.shape
     uniforms = torch.rand(batch, block + 1, generator=generator, dtype=torch.float32).tolist()
     drafted = draft_tokens.tolist()
     lengths = [block] * batch if block_lengths is None else block_lengths.tolist()
-    verifier = _distributions(kept)
-    proposals = None if draft is None else _distributions(draft)
-    q = [
-        [verifier[row][place].get(token, 0.0) if place < lengths[row] else 0.0 for place, token in enumerate(tokens)]
-        for row, tokens in enumerate(drafted)
-    ]
-    gamma, divergence = _raised(q, rule, measure)
+    # A rule with numbers for each sequence takes them all at once.
+    raised = None if rule.batch_size is None else _raised(drafted, kept, lengths, rule)
 
-    accepted, lossless, following = [], [], []
+    accepted, following, invalid = [], [], []
+    lossless, reached = [], []
     for row, tokens in enumerate(drafted):
-        phi, exact = [], []
-        for place in range(lengths[row]):
-            p_n = 1.0 if proposals is None else proposals[row][place].get(tokens[place], 0.0)
-            phi.append(_acceptance(gamma[row][place], p_n))
-            exact.append(uniforms[row][place] < _acceptance(q[row][place], p_n))
-        count = next((place for place, share in enumerate(phi) if not uniforms[row][place] < share), lengths[row])
-        weights = verifier[row][count]
-        if count < lengths[row]:
-            p = {tokens[count]: 1.0} if proposals is None else proposals[row][count]
-            weights = _recovery(weights, p, tokens[count], gamma[row][count])
-        candidates = list(weights)
-        following.append(candidates[sample_row(list(weights.values()), uniforms[row][block])])
-        accepted.append(count)
+        exact: list[bool] = []
+        pairs: list[tuple[float, float]] = []
+        for place in range(lengths[row] + 1):
+            candidates, weights = kept.at(row * (block + 1) + place)
+            total = sum(weights)
+            if place == lengths[row] or not 0 < total < math.inf:
+                break
+            token, uniform = tokens[place], uniforms[row][place]
+            proposal = None if draft is None else draft.at(row * block + place)
+            q_n = _share(token, candidates, weights, total)
+            p_n = 1.0 if proposal is None else _share(token, *proposal, sum(proposal[1]))
+            gamma = rule.gamma_of(q_n) if raised is None else raised[row][place]
+            exact.append(uniform < _acceptance(q_n, p_n))
+            pairs.append((gamma, q_n))
+            if not uniform < _acceptance(gamma, p_n):
+                weights = _recovery(token, candidates, weights, proposal, gamma)
+                break
+        accepted.append(place)
+        invalid.append(0 if 0 < total < math.inf else 1)
+        following.append(candidates[sample_row(weights, uniforms[row][block])])
         lossless.append(exact + [False] * (block - len(exact)))
-    invalid = [0] * batch
+        reached.append(pairs + [(0.0, 0.0)] * (block - len(pairs)))
+    table = torch.tensor([accepted, following, invalid])
+    divergence = None
+    if measure:
+        gammas, q = torch.tensor(reached, dtype=torch.float64).view(batch, block, 2).unbind(-1)
+        divergence = two_point_kl(gammas, q).float()
     return Verification(
-        torch.tensor(accepted),
-        torch.tensor(following),
+        table[0],
+        table[1],
         torch.tensor(lossless).view(batch, block) if measure else None,
         divergence,
         None,
-        torch.tensor(invalid),
+        table[2],
         Decided(
             accepted,
             following,
@@ -103,25 +114,23 @@ def verify_few(
     )
 
 
-def _distributions(kept: Kept) -> list[list[dict[int, float]]]:
-    """By sequence and position, the probability of each token that is left."""
-    found = list(map(_distribution, kept.token_rows, kept.weight_rows))
-    positions = kept.shape[1]
-    return [found[start : start + positions] for start in range(0, len(found), positions)]
+def _share(token: int, tokens: Sequence[int], weights: Sequence[float], total: float) -> float:
+    """The probability of a token, 0 where it is not among the others."""
+    return weights[tokens.index(token)] / total if token in tokens else 0.0
 
 
-def _distribution(tokens: Sequence[int], weights: Sequence[float]) -> dict[int, float]:
-    total = sum(weights)
-    return {token: weight / total for token, weight in zip(tokens, weights, strict=True) if weight > 0}
-
-
-def _raised(q: list[list[float]], rule: GammaRule, measure: bool) -> tuple[list[list[float]], Tensor | None]:
-    """`gamma` of each drafted token; and, where asked for, `KL(h || q)`, `[batch, block]`."""
-    if rule.is_lossless:
-        return q, torch.zeros(len(q), len(q[0])) if measure else None
-    q_n = torch.tensor(q, dtype=torch.float64)
-    gamma = rule.gamma(q_n)
-    return gamma.tolist(), two_point_kl(gamma, q_n).float() if measure else None
+def _raised(
+    drafted: list[list[int]], kept: Kept | KeptOnDemand, lengths: list[int], rule: GammaRule
+) -> list[list[float]]:
+    """`gamma` of each drafted token, 0 behind a sequence's block."""
+    block = len(drafted[0])
+    q = [[0.0] * block for _ in drafted]
+    for row, tokens in enumerate(drafted):
+        for place in range(lengths[row]):
+            candidates, weights = kept.at(row * (block + 1) + place)
+            q[row][place] = _share(tokens[place], candidates, weights, sum(weights))
+    found: list[list[float]] = rule.gamma(torch.tensor(q, dtype=torch.float64)).tolist()
+    return found
 
 
 def _acceptance(gamma: float, p_n: float) -> float:
@@ -131,12 +140,27 @@ def _acceptance(gamma: float, p_n: float) -> float:
     return 1.0 if gamma >= p_n else gamma / p_n
 
 
-def _recovery(q: dict[int, float], p: dict[int, float], rejected: int, gamma: float) -> dict[int, float]:
-    """Weights of what is drawn after a rejection; see [`GammaRule.recovery_weights`]."""
-    q_n = q.get(rejected, 0.0)
+def _recovery(
+    rejected: int,
+    tokens: Sequence[int],
+    weights: Sequence[float],
+    proposal: tuple[list[int], list[float]] | None,
+    gamma: float,
+) -> list[float]:
+    """Weights of what is drawn after a rejection, for `tokens`; see [`GammaRule.recovery_weights`]."""
+    total = sum(weights)
+    q_n = _share(rejected, tokens, weights, total)
     scale = 0.0 if q_n >= 1 else (1 - gamma) / (1 - q_n)
-    others = {token: value for token, value in q.items() if token != rejected}
-    residual = {token: max(value * scale - p.get(token, 0.0), 0.0) for token, value in others.items()}
-    if sum(residual.values()) > 0:
+    if proposal is None:
+        p = {}
+    else:
+        whole = sum(proposal[1])
+        p = {token: weight / whole for token, weight in zip(*proposal, strict=True)}
+    residual = [
+        0.0 if token == rejected else max(weight / total * scale - p.get(token, 0.0), 0.0)
+        for token, weight in zip(tokens, weights, strict=True)
+    ]
+    if sum(residual) > 0:
         return residual
-    return others if sum(others.values()) > 0 else q
+    others = [0.0 if token == rejected else weight for token, weight in zip(tokens, weights, strict=True)]
+    return others if sum(others) > 0 else list(weights)

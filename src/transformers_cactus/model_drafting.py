@@ -15,9 +15,8 @@ from .cache import DraftMemory, RaggedCache
 from .compiled import CompiledForward
 from .drafting import Block
 from .inputs import ForwardInputs, prefill
-from .processing import BlockProcessor, Proposed
+from .processing import BlockProcessor
 from .sequences import Sequences
-from .subset_output import SubsetOutput
 from .token_by_token import TokenByTokenDrafter
 from .transfer import on_device, padded_rows
 
@@ -52,9 +51,6 @@ class ModelDrafter(TokenByTokenDrafter):
         self.known_tokens = vocab_size_of(model)
         self.compiled = compiled
         self.device = input_device(model)
-        output = model.get_output_embeddings()
-        if isinstance(output, SubsetOutput):
-            self.proposed = Proposed(output.tokens)
         self.cache = RaggedCache(len(prompts), device=self.device)
         self._prompts: tuple[Tensor, list[int]] | None = (prompts, list(lengths))
         self._unfed: Tensor | None = None

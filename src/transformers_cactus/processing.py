@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from transformers.generation import logits_process as hf
 
 from . import _compat
 from .sequences import Sequences
-from .truncation import Kept, Truncation, fused
+from .truncation import Kept, KeptOnDemand, Truncation, fused
 
 EXCLUDE_ONLY: tuple[type, ...] = (
     hf.TopPLogitsWarper,
@@ -76,22 +75,6 @@ class Processed:
         return self._scores
 
 
-class Proposed:
-    """The tokens that a draft scores, where it does not score all.
-
-    Args:
-        tokens (`torch.LongTensor` of shape `[proposed]`): The tokens.
-    """
-
-    def __init__(self, tokens: Tensor):
-        self.tokens = tokens
-
-    @cached_property
-    def numbers(self) -> list[int]:
-        """The same as Python numbers. Waits for the device."""
-        return self.tokens.tolist()
-
-
 class BlockProcessor:
     """Applies logits processors to the scores of a block, in their order.
 
@@ -126,25 +109,20 @@ class BlockProcessor:
         ]
         return BlockProcessor(known)
 
-    def __call__(
-        self, scores: Tensor, sequences: Sequences, first: int = 0, among: Proposed | None = None
-    ) -> Processed:
+    def __call__(self, scores: Tensor, sequences: Sequences, first: int = 0) -> Processed:
         """Processes a block.
 
         Args:
             scores (`torch.Tensor` of shape `[batch, block, vocab]`): Logits in float32. May be overwritten.
             sequences ([`Sequences`]): The rows, with the drafted tokens written behind them.
             first (`int`, *optional*, defaults to 0): How many written tokens precede the block's first position.
-            among ([`Proposed`], *optional*): The only tokens whose scores are not `-inf`, where that is known.
 
         Returns:
             [`Processed`]: The processed scores.
         """
         processed = Processed(scores)
         for processor in self.processors:
-            kept = None
-            if isinstance(processor, Truncation):
-                kept = _truncated(processor, processed.scores, among)
+            kept = processor.truncate(processed.scores) if isinstance(processor, Truncation) else None
             if kept is not None:
                 processed = Processed(None, kept, processed.vocab)
                 continue
@@ -155,6 +133,25 @@ class BlockProcessor:
                 kept = Kept(tokens, scores.gather(-1, tokens))
             processed = Processed(scores, kept)
         return processed
+
+    def on_demand(self, scores: Tensor, sequences: Sequences, most: int) -> KeptOnDemand | None:
+        """The same for who looks at few of the positions: each is truncated when it is asked for.
+
+        Args:
+            scores, sequences: See `__call__`.
+            most (`int`): Numbers that may be left of the block.
+
+        Returns:
+            [`KeptOnDemand`]; `None` where more may be left, or where truncation is not the last of the processors.
+        """
+        truncation = self.processors[-1] if self.processors else None
+        if not isinstance(truncation, Truncation) or not truncation.can_list(scores):
+            return None
+        if scores.shape[:-1].numel() * truncation.most > most:
+            return None
+        for processor in self.processors[:-1]:
+            scores = self._apply(processor, scores, sequences, 0)
+        return KeptOnDemand(truncation, scores)
 
     def _apply(self, processor: LogitsProcessor, scores: Tensor, sequences: Sequences, first: int) -> Tensor:
         batch, block, vocab = scores.shape
@@ -185,13 +182,6 @@ class BlockProcessor:
         """The processor for all remaining rows at once, some of which may have left the batch."""
         width = sequences.width
         return _compat.processor_of_rows(processor, sequences.rows, sequences.ids[:, :width], width)
-
-
-def _truncated(truncation: Truncation, scores: Tensor, among: Proposed | None) -> Kept | None:
-    if among is None or among.tokens.device != scores.device:
-        return truncation.truncate(scores)
-    kept = truncation.truncate(scores.index_select(-1, among.tokens))
-    return None if kept is None else kept.named(among.numbers)
 
 
 def exclude_eos(

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .acceptance import AcceptanceRule, GammaRule
-from .few_numbers import has_few_numbers, verify_few
+from .few_numbers import has_few_numbers, is_its_gamma, verify_few
 from .processing import Processed
 from .truncation import Kept
 from .verification import Verification, verify
@@ -48,7 +48,7 @@ def verify_kept(
     block, rest = draft_tokens.shape[1], kept.shape[-1]
     known = draft_scores is None or draft_scores.kept is not None
     draft_kept = None if draft_scores is None else draft_scores.kept
-    if block and known and not certify and isinstance(rule, GammaRule) and has_few_numbers(kept, rule):
+    if block and known and not certify and is_its_gamma(rule) and has_few_numbers(kept):
         return verify_few(
             draft_tokens,
             kept,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .copying import Copier
 from .drafting import Block, Drafter
-from .processing import BlockProcessor, Processed, Proposed, to_vocabulary
+from .processing import BlockProcessor, Processed, to_vocabulary
 from .sequences import Sequences
 from .truncation import Kept
 from .verification import FEW, sample, sample_row
@@ -48,8 +48,6 @@ class TokenByTokenDrafter(Drafter):
         self.confidence_threshold = confidence_threshold
         self.goes_on = goes_on
         self.copier = copier
-        self.proposed: Proposed | None = None
-        """The only tokens that the draft scores, if not all."""
         self._fed = 0
 
     @abstractmethod
@@ -73,12 +71,12 @@ class TokenByTokenDrafter(Drafter):
         logits = self._first_logits(sequences)
         for step in range(count):
             logits = to_vocabulary(logits, self.vocab_size).to(device, torch.float32)
-            processed = self.processor(logits, sequences, first=step, among=self.proposed)
+            processed = self.processor(logits, sequences, first=step)
             if copies is not None:
                 processed = copies.mixed(processed, step)
             tokens.append(_choose(processed, uniforms[step]))
             if copies is not None:
-                copies.drafted(tokens[-1], step)
+                copies.drafted(tokens[-1])
             scores.append(processed)
             if step + 1 < count and (self.confidence_threshold > 0 or self.goes_on is not None):
                 probabilities.append(_probabilities(processed, tokens[-1]))

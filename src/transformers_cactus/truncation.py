@@ -13,15 +13,10 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from .largest import largest
+
 TIES = 8
 """Tokens looked at beyond the k-th, so that tokens tied with it are kept, as top-k keeps them."""
-
-
-CHUNK = 64
-"""Scores of which one maximum is taken before the largest of a row are looked for."""
-
-LARGE = 2**18
-"""Scores for which that takes less time than to look at each."""
 
 
 class Kept:
@@ -59,13 +54,16 @@ class Kept:
             tokens = torch.cat([part.tokens for part in parts], dim=1)
             return cls(tokens, torch.cat([part.scores for part in parts], dim=1))
         batch, _, kept = parts[0].shape
-        token_rows, score_rows = [], []
-        for row in range(batch):
-            for part in parts:
-                here = slice(row * part.shape[1], (row + 1) * part.shape[1])
-                token_rows += part.token_rows[here]
-                score_rows += part.score_rows[here]
-        return cls(token_rows, score_rows, (batch, len(score_rows) // batch, kept))
+        here = [
+            (part, slice(row * part.shape[1], (row + 1) * part.shape[1])) for row in range(batch) for part in parts
+        ]
+        whole = cls(
+            [row for part, rows in here for row in part.token_rows[rows]],
+            [row for part, rows in here for row in part.score_rows[rows]],
+            (batch, sum(part.shape[1] for part in parts), kept),
+        )
+        whole._weight_rows = [row for part, rows in here for row in part.weight_rows[rows]]
+        return whole
 
     @property
     def tokens(self) -> Tensor:
@@ -102,10 +100,42 @@ class Kept:
             self._weight_rows = list(map(_weights, self.score_rows))
         return self._weight_rows
 
-    def named(self, names: Sequence[int]) -> Kept:
-        """The same where tokens were counted among some only: `names` says which each of those is."""
-        token_rows = [[names[token] for token in row] for row in self.token_rows]
-        return Kept(token_rows, self.score_rows, self.shape)
+    def at(self, place: int) -> tuple[list[int], list[float]]:
+        """Tokens and weights of one position, counted over all leading dimensions. Waits for the device."""
+        return self.token_rows[place], self.weight_rows[place]
+
+
+class KeptOnDemand:
+    """[`Kept`] of scores that are truncated where they are looked at, each position when it is asked for.
+
+    Args:
+        truncation ([`Truncation`]): What truncates them.
+        scores (`torch.Tensor` of shape `[..., vocab]`): The scores, on a CPU.
+    """
+
+    def __init__(self, truncation: Truncation, scores: Tensor):
+        self._truncation = truncation
+        self._scores = scores.reshape(-1, scores.shape[-1])
+        self._found: dict[int, tuple[list[int], list[float]]] = {}
+
+    def at(self, place: int) -> tuple[list[int], list[float]]:
+        """See [`Kept.at`]. Where the scores are no distribution the weights are NaN."""
+        if place not in self._found:
+            here = self._scores[place : place + 1]
+            (tokens,), (scores,) = self._truncation.rows(here)
+            if scores is None:
+                tokens, scores = self._warped(here)
+            self._found[place] = tokens, _weights(scores)
+        return self._found[place]
+
+    def _warped(self, scores: Tensor) -> tuple[list[int], list[float]]:
+        """By the warpers themselves."""
+        warped = self._truncation(None, scores)[0]
+        tokens = (warped != -torch.inf).nonzero()[:, 0]
+        left = warped[tokens]
+        if not len(left) or not bool(left.isfinite().all()):
+            return [0], [math.nan]
+        return tokens.tolist(), left.tolist()
 
 
 def _weights(scores: Sequence[float]) -> list[float]:
@@ -132,6 +162,8 @@ class Truncation(LogitsProcessor):
         self.temperature = temperature
         self.top_k = top_k
         self.top_p = top_p
+        self.most = top_k.top_k + TIES
+        """Tokens that are looked at in each row."""
 
     def __call__(self, input_ids: Tensor | None, scores: Tensor) -> Tensor:
         """Truncates rows.
@@ -158,14 +190,25 @@ class Truncation(LogitsProcessor):
             have to run: where a row holds NaN or infinity, fewer than k tokens that are not `-inf`, too many that are
             tied, or is too short.
         """
-        count = self.top_k.top_k + TIES
-        if scores.device.type != "cpu" or count >= scores.shape[-1]:
+        if not self.can_list(scores):
             return None
-        values, tokens = largest(scores, count)
-        # So few numbers take less time in Python than one operation of PyTorch does.
-        rows = [self._cut(row) for row in values.view(-1, count).tolist()]
+        tokens, rows = self.rows(scores.reshape(-1, scores.shape[-1]))
         known = [row for row in rows if row is not None]
-        return Kept(tokens, known) if len(known) == len(rows) else None
+        return Kept(tokens, known, (*scores.shape[:-1], self.most)) if len(known) == len(rows) else None
+
+    def can_list(self, scores: Tensor) -> bool:
+        """Whether `rows` may be asked."""
+        return scores.device.type == "cpu" and self.most < scores.shape[-1]
+
+    def rows(self, scores: Tensor) -> tuple[list[list[int]], list[list[float] | None]]:
+        """The tokens of each row that may be left, and their scores, `None` where the warpers have to run.
+
+        Args:
+            scores (`torch.Tensor` of shape `[rows, vocab]`): Scores.
+        """
+        values, tokens = largest(scores, self.most)
+        # So few numbers take less time in Python than one operation of PyTorch does.
+        return tokens, [self._cut(row) for row in values]
 
     def _cut(self, values: list[float]) -> list[float] | None:
         """The scores of one row after the warpers, `-inf` for tokens that are cut off; `None` as in `truncate`."""
@@ -180,7 +223,7 @@ class Truncation(LogitsProcessor):
             values = [value / temperature for value in values[:kept]]
         if self.top_p is not None:
             kept = self._nucleus(values[:kept])
-        return values[:kept] + [-math.inf] * (self.top_k.top_k + TIES - kept)
+        return values[:kept] + [-math.inf] * (self.most - kept)
 
     def _nucleus(self, values: list[float]) -> int:
         """How many of some descending scores top-p keeps."""
@@ -194,32 +237,6 @@ class Truncation(LogitsProcessor):
                 break
             kept -= 1
         return kept
-
-
-def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`scores.topk(count)`, faster for a large vocabulary: at most `count` chunks hold one of the largest.
-
-    Args:
-        scores (`torch.Tensor` of shape `[..., vocab]`): Scores.
-        count (`int`): How many to find.
-
-    Returns:
-        Two tensors of shape `[..., count]`: the scores, in descending order, and their tokens. Of the tokens that tie
-        for the last place, some are found.
-    """
-    vocab = scores.shape[-1]
-    chunks = vocab // CHUNK
-    if scores.numel() < LARGE or chunks < 4 * count:
-        return scores.topk(count, dim=-1)
-    whole, rest = scores[..., : chunks * CHUNK].unflatten(-1, (chunks, CHUNK)), scores[..., chunks * CHUNK :]
-    best = whole.amax(-1).topk(count, dim=-1, sorted=False).indices[..., None]
-    tokens = (best * CHUNK + torch.arange(CHUNK)).flatten(-2)
-    candidates = whole.gather(-2, best.expand_as(tokens.unflatten(-1, (count, CHUNK)))).flatten(-2)
-    if rest.shape[-1]:
-        behind = torch.arange(chunks * CHUNK, vocab).expand_as(rest)
-        tokens, candidates = torch.cat([tokens, behind], dim=-1), torch.cat([candidates, rest], dim=-1)
-    values, places = candidates.topk(count, dim=-1)
-    return values, tokens.gather(-1, places)
 
 
 def fused(processors: list[LogitsProcessor]) -> list[LogitsProcessor]:
