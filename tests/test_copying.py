@@ -160,8 +160,8 @@ def test_copies_and_their_shares(tokens, count, most, largest):
         assert not any(expected)
         return
     for row, wanted in enumerate(expected):
-        shares = copies.weights[row].tolist()
-        assert [*zip(copies.tokens[row].tolist(), shares, strict=True)][: len(wanted)] == [
+        shares = copies.weights[row]
+        assert [*zip(copies.tokens[row], shares, strict=True)][: len(wanted)] == [
             (token, pytest.approx(share)) for token, share in wanted
         ]
         assert not any(shares[len(wanted) :])

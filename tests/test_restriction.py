@@ -6,13 +6,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import transformers_cactus.decoding
 from reference import Sampling
 from test_distribution import Case, does_not_fit, draw, fits, law, verifier_model
 from transformers_cactus import Cactus, CactusExact, Lenience, Speculative, few_numbers, token_by_token, verify
-from transformers_cactus.processing import Processed
+from transformers_cactus.processing import BlockProcessor, Processed
 from transformers_cactus.restriction import verify_kept
+from transformers_cactus.sequences import Sequences
 from transformers_cactus.truncation import Kept, Truncation
 
 RULES = [Speculative(), Cactus(0.5), CactusExact(0.5), Lenience(2.0)]
@@ -72,7 +74,8 @@ def test_decides_as_over_the_whole_vocabulary(seed, rule, k, block, kind, batch,
         **common,
     )
     assert torch.equal(few.accepted, whole.accepted)
-    inside = torch.arange(block) < lengths[:, None]
+    # What lies behind a rejected token means nothing.
+    inside = (torch.arange(block) < lengths[:, None]) & (torch.arange(block) <= few.accepted[:, None])
     assert torch.equal(few.accepted_losslessly[inside], whole.accepted_losslessly[inside])
     torch.testing.assert_close(few.divergence[inside], whole.divergence[inside])
     if certify:
@@ -98,14 +101,16 @@ def test_recovers_from_the_weights_of_the_whole_vocabulary(seed, rule, k, kind):
     token = torch.multinomial(q if p is None else p, 1, generator=source)[:, 0]
     expected = rule.recovery_weights(token, q, p)[0]
 
-    def by_token(probs):
-        return {token: share for token, share in enumerate(probs[0].tolist()) if share > 0}
+    def listed(probs):
+        tokens = probs[0].nonzero()[:, 0]
+        return tokens.tolist(), (3 * probs[0, tokens]).tolist()  # weights are known up to a factor
 
-    drafted = {token.item(): 1.0} if p is None else by_token(p)
-    gamma = rule.gamma(q.gather(-1, token[:, None])).item()
-    weights = few_numbers._recovery(by_token(q), drafted, token.item(), gamma)
+    tokens, weights = listed(q)
+    # As `decide` has it: without a difference in rounding, of which a residual would be made.
+    gamma = rule.gamma_of(few_numbers._share(token.item(), tokens, weights, sum(weights)))
+    left = few_numbers._recovery(token.item(), tokens, weights, None if p is None else listed(p), gamma)
     found = torch.zeros(12, dtype=torch.float64)
-    found[list(weights)] = torch.tensor(list(weights.values()), dtype=torch.float64)
+    found[tokens] = torch.tensor(left, dtype=torch.float64)
     torch.testing.assert_close(found / found.sum(), expected / expected.sum(), rtol=1e-9, atol=1e-9)
 
 
@@ -118,20 +123,85 @@ def test_a_draft_that_is_no_distribution_is_reported():
         outcome.raise_if_invalid()
 
 
-@pytest.fixture(params=["tensors", "python numbers"])
+@given(
+    seed=st.integers(0, 2**31),
+    rule=st.sampled_from(RULES),
+    k=st.integers(1, 6),
+    # Of tied tokens, any may be those that top-p cuts off: so without it where there are ties.
+    p=st.sampled_from([0.5, 0.9, None]),
+    has_probabilities=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_positions_truncated_on_demand_decide_as_all_of_them_do(seed, rule, k, p, has_probabilities):
+    source = torch.Generator().manual_seed(seed)
+    batch, block, vocab = 5, 3, 30
+    scores = 2 * torch.randn(batch, block + 1, vocab, generator=source)
+    warpers = [TemperatureLogitsWarper(0.7), TopKLogitsWarper(k)]
+    if p is None:
+        # So many ties that the warpers themselves have to say what is left.
+        scores = scores.round()
+    else:
+        warpers.append(TopPLogitsWarper(p))
+    processor = BlockProcessor(warpers)
+    rows = Sequences(torch.zeros(batch, 1, dtype=torch.long), [0] * batch, 8)
+    draft = truncated(2 * torch.randn(batch, block, vocab, generator=source), k + 3)[1] if has_probabilities else None
+    whole = processor(scores.clone(), rows).scores
+    drafted = torch.randint(vocab, (batch, block), generator=source)
+    drafted = torch.where(torch.rand(batch, block, generator=source) < 0.8, whole[:, :-1].argmax(-1), drafted).tolist()
+    lengths = torch.randint(1, block + 1, (batch,), generator=source).tolist()
+    uniforms = torch.rand(batch * (block + 1), generator=source).tolist()
+
+    few = processor.on_demand(scores.clone(), rows, few_numbers.MOST)
+    every = Kept(*reversed(whole.sort(dim=-1, descending=True)))
+    found, expected = (
+        few_numbers.decide(drafted, lengths, kept, draft, lambda row, place, q_n: rule.gamma_of(q_n), uniforms)
+        for kept in (few, every)
+    )
+    assert found.accepted == expected.accepted
+    assert found.accepted_losslessly == expected.accepted_losslessly
+    assert found.invalid == expected.invalid == [0] * batch
+    torch.testing.assert_close(torch.tensor(found.divergence), torch.tensor(expected.divergence), rtol=1e-4, atol=1e-6)
+    if p is not None:
+        # Tied tokens come in another order.
+        assert found.next_token == expected.next_token
+    assert not torch.isinf(whole[range(batch), found.accepted, found.next_token]).any()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_position_that_is_no_distribution_is_reported_where_it_is_looked_at(bad):
+    processor = BlockProcessor([TopKLogitsWarper(4)])
+    scores = torch.randn(1, 3, 30, generator=torch.Generator().manual_seed(0))
+    scores[0, 1] = bad
+    rows = Sequences(torch.zeros(1, 1, dtype=torch.long), [0], 8)
+    drafted = scores[:, :2].argmax(-1).tolist()
+
+    def decided(uniforms):
+        kept = processor.on_demand(scores, rows, few_numbers.MOST)
+        return few_numbers.decide(drafted, [2], kept, None, lambda row, place, q_n: q_n, uniforms)
+
+    # Accepted, so that the next position is looked at; rejected, so that it is not.
+    assert (decided([0.0, 0.5, 0.5]).invalid, decided([0.0, 0.5, 0.5]).accepted) == ([1], [1])
+    assert (decided([0.9999, 0.5, 0.5]).invalid, decided([0.9999, 0.5, 0.5]).accepted) == ([0], [0])
+
+
+@pytest.fixture(params=["tensors", "python numbers", "on demand"])
 def restricted(monkeypatch, request):
-    """The rules of the calls that were verified over the kept tokens only."""
+    """The verifications over the kept tokens only."""
     seen = []
-    # Of the verification, and of drafting.
-    limit = 0 if request.param == "tensors" else 10**9
-    monkeypatch.setattr(few_numbers, "MOST", limit)
-    monkeypatch.setattr(token_by_token, "FEW", limit)
+    # Of the verification, of drafting, and of positions that are truncated on demand.
+    monkeypatch.setattr(few_numbers, "MOST", 0 if request.param == "tensors" else 10**9)
+    monkeypatch.setattr(token_by_token, "FEW", 0 if request.param == "tensors" else 10**9)
+    monkeypatch.setattr(transformers_cactus.decoding, "MOST", 10**9 if request.param == "on demand" else 0)
 
-    def spy(tokens, kept, draft_scores, rule, **kwargs):
-        seen.append(rule)
-        return verify_kept(tokens, kept, draft_scores, rule, **kwargs)
+    def spy(called):
+        def call(*args, **kwargs):
+            seen.append(called)
+            return called(*args, **kwargs)
 
-    monkeypatch.setattr(transformers_cactus.decoding, "verify_kept", spy)
+        return call
+
+    name = "decide" if request.param == "on demand" else "verify_kept"
+    monkeypatch.setattr(transformers_cactus.decoding, name, spy(getattr(transformers_cactus.decoding, name)))
     return seen
 
 

@@ -37,16 +37,16 @@ class Decided(NamedTuple):
         return [[*drafted[:count], following] for drafted, count, following in rows]
 
 
-def to_host(outcome: Verification, drafted: Tensor, *, measure: bool = True) -> Decided:
+def to_host(outcome: Verification | Decided, drafted: Tensor, *, measure: bool = True) -> Decided:
     """Brings the outcome of a block to the host, in one transfer.
 
     Args:
-        outcome ([`Verification`]): What was decided.
+        outcome ([`Verification`] or [`Decided`]): What was decided.
         drafted (`torch.LongTensor` of shape `[batch, block]`): The drafted tokens.
         measure (`bool`): Whether to bring `accepted_losslessly` and `divergence`.
     """
-    if outcome.decided is not None:
-        return outcome.decided
+    if isinstance(outcome, Decided):
+        return outcome
     block = drafted.shape[1]
     lossless, divergence = (outcome.accepted_losslessly, outcome.divergence) if measure else (None, None)
     measured = (lossless, divergence, outcome.certificate)

@@ -18,7 +18,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation import CandidateGenerator, GenerateDecoderOnlyOutput
 
 from . import _compat
-from .acceptance import AcceptanceRule
+from .acceptance import AcceptanceRule, GammaRule
 from .adaptive_length import AdaptiveLength
 from .block_length import BlockLength, HeuristicLength
 from .block_verification import verify_block
@@ -32,7 +32,7 @@ from .drafting import Block, Drafter, GeneratorDrafter, PromptLookupDrafter
 from .experience import experience_of, remember
 from .feature_draft import is_feature_draft
 from .feature_drafting import FeatureDrafter
-from .few_numbers import MOST, is_its_gamma, verify_few
+from .few_numbers import MOST, decide, is_its_gamma
 from .inputs import ForwardInputs, context_limit, left_align, logits_and_states, prefill
 from .model_drafting import ModelDrafter
 from .outputs import AcceptanceStatistics, SequenceStatistics
@@ -42,8 +42,9 @@ from .restriction import can_restrict, verify_kept
 from .rows import Rows
 from .sequences import Sequences
 from .stopping import BlockStopping
-from .transfer import on_device
+from .transfer import on_device, padded_rows
 from .truncation import KeptOnDemand
+from .uniforms import Uniforms
 from .verification import Verification, raise_if_invalid, verify, verify_greedy
 
 LARGEST_FIRST_CAPACITY = 4096
@@ -133,6 +134,7 @@ class _FastLoop:
         self.model, self.call, self.config = model, call, generation_config
         self.forward_inputs = ForwardInputs(model)
         self.do_sample = bool(generation_config.do_sample)
+        self.uniforms = Uniforms()
         if not self.do_sample:
             warn_of_greedy(call.rule)
         self.input_ids = input_ids
@@ -161,7 +163,9 @@ class _FastLoop:
         self.block_length = self._block_length(len(prompt_lengths))
         self.round_started = time.perf_counter()
         width = call.num_assistant_tokens + 1
-        self.compiled = self._compiled(model, width, max(width, WIDEST_COMPILED))
+        # Blocks of many lengths are padded to few widths.
+        least = 1 if call.schedule == "adaptive" else width
+        self.compiled = self._compiled(model, least, max(width, WIDEST_COMPILED))
         self.compiled_draft = self._compiled(call.assistant_model, 1, 2)
         self.draft_limit: int | None = None
         self.warned_of_context = False
@@ -173,6 +177,7 @@ class _FastLoop:
         self.looks_at_few = (
             self.do_sample
             and is_its_gamma(self.rule)
+            and self.rule.batch_size is None
             and self.plan is None
             and self.kept_scores is None
             and not call.options.certificate
@@ -251,14 +256,14 @@ class _FastLoop:
         return self.processor(scores, self.sequences)
 
     # 3. Keep a prefix of the block and choose the next token.
-    def _verify(self, block: Block, processed: Processed | KeptOnDemand) -> Verification:
+    def _verify(self, block: Block, processed: Processed | KeptOnDemand) -> Verification | Decided:
+        if isinstance(processed, KeptOnDemand):
+            drafted, draft = block.tokens.tolist(), None if block.scores is None else block.scores.kept
+            uniforms = self.uniforms.take(len(drafted) * (len(drafted[0]) + 1))
+            return decide(drafted, block.lengths, processed, draft, self._gamma, uniforms, measure=self.counts)
         lengths = None
         if min(block.lengths) < block.tokens.shape[1]:
             lengths = on_device(block.lengths, block.tokens.device)
-        if isinstance(processed, KeptOnDemand):
-            assert is_its_gamma(self.rule)
-            draft = None if block.scores is None else block.scores.kept
-            return verify_few(block.tokens, processed, draft, self.rule, block_lengths=lengths, measure=self.counts)
         if not self.do_sample:
             return verify_greedy(block.tokens, processed.scores, block_lengths=lengths)
         rule, options, spent = self.rule, self.call.options, None
@@ -272,7 +277,11 @@ class _FastLoop:
             outcome = verify_kept(block.tokens, processed.kept, block.scores, rule, **wanted)
         else:
             outcome = verify(block.tokens, processed.scores, block.draft_scores, rule, **wanted)
-        return outcome if spent is None else outcome._replace(certificate=spent, decided=None)
+        return outcome if spent is None else outcome._replace(certificate=spent)
+
+    def _gamma(self, row: int, place: int, q_n: float) -> float:
+        assert isinstance(self.rule, GammaRule)
+        return self.rule.gamma_of(q_n)
 
     def _planned(self, plan: DeltaPlan, block: Block, scores: Tensor) -> tuple[AcceptanceRule, Tensor | None]:
         """The rule with a budget for each position, and what each would spend."""
@@ -285,7 +294,7 @@ class _FastLoop:
 
     # 4. Bring the outcome to the host, and cut it where a row ends.
     def _accept(
-        self, block: Block, outcome: Verification, processed: Processed | KeptOnDemand, logits: Tensor
+        self, block: Block, outcome: Verification | Decided, processed: Processed | KeptOnDemand, logits: Tensor
     ) -> tuple[list[list[int]], list[bool]]:
         sequences, size = self.sequences, block.tokens.shape[1]
         decided = to_host(outcome, block.tokens, measure=self.counts)
@@ -293,8 +302,7 @@ class _FastLoop:
         accepted, tokens = decided.accepted, decided.emitted
 
         if self.stopping.reads_tokens:
-            following = torch.cat([block.tokens, outcome.next_token[:, None]], dim=1)
-            sequences.write(following.scatter(1, outcome.accepted[:, None], outcome.next_token[:, None]))
+            sequences.write(on_device(padded_rows(tokens), sequences.ids.device))
         late = self.stopping.out_of_time()
         finished = []
         for row, new in enumerate(tokens):
@@ -352,7 +360,7 @@ class _FastLoop:
             self.call.streamer.put(torch.tensor(new))
 
     # 5. Roll the verifier's cache back to the tokens that stay; the newest is fed in the next round.
-    def _commit(self, emitted: list[list[int]], outcome: Verification) -> None:
+    def _commit(self, emitted: list[list[int]], outcome: Verification | Decided) -> None:
         prompt = 0 if self.unfed is None else self.unfed.shape[1] - 1
         self.unfed = None
         kept = [prompt + len(new) for new in emitted]
@@ -361,10 +369,9 @@ class _FastLoop:
             self.drafter.read(self.hidden_states, kept)
         # Where a row was cut its last token is another one, but then the row ends.
         if self.reads_ids and not self.stopping.reads_tokens:
-            longest = max(map(len, emitted))
-            padded = [new + [0] * (longest - len(new)) for new in emitted]
-            self.sequences.write(on_device(padded, self.sequences.ids.device))
-        self.sequences.advance(emitted, outcome.next_token)
+            self.sequences.write(on_device(padded_rows(emitted), self.sequences.ids.device))
+        last = outcome.next_token
+        self.sequences.advance(emitted, last if isinstance(last, Tensor) else on_device(last, self.prompts.device))
 
     # 6. Finished rows leave the batch.
     def _drop(self, finished: list[bool]) -> None:
@@ -399,7 +406,7 @@ class _FastLoop:
         copied = call.prompt_lookup_num_tokens
         how: dict[str, Any] = {
             "copier": None if copied is None else Copier(copied, call.max_ngram_size, self.eos),
-            "do_sample": self.do_sample,
+            "uniforms": self.uniforms if self.do_sample else None,
             "confidence_threshold": call.confidence_threshold,
             "goes_on": self.block_length.goes_on if self.block_length.reads_probabilities else None,
         }

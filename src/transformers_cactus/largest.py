@@ -7,6 +7,8 @@ many scores have. One pass finds the groups' largest, another the few scores tha
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from torch import Tensor
 
@@ -31,19 +33,18 @@ def largest(scores: Tensor, count: int) -> tuple[list[list[float]], list[list[in
         best = scores.topk(count)
         return best.values.tolist(), best.indices.tolist()
     values, places = [], []
-    behind = vocab - vocab % GROUPS
+    behind = vocab % GROUPS
     for number, row in enumerate(scores.detach().numpy()):
-        best_of = row[:behind].reshape(-1, GROUPS).max(0)
-        np.maximum(best_of[: vocab - behind], row[behind:], out=best_of[: vocab - behind])
+        best_of = row[: vocab - behind].reshape(-1, GROUPS).max(0)
+        if behind:
+            np.maximum(best_of[:behind], row[-behind:], out=best_of[:behind])
         best_of.partition(GROUPS - count)
-        if np.isnan(best_of[-count:].max()):
+        if math.isnan(best_of[-count:].max()):
             # No comparison finds NaN.
-            found = scores[number].topk(count).indices.numpy()
-            order = slice(None)
+            at = scores[number].topk(count).indices.numpy()
         else:
-            found = np.flatnonzero(row >= best_of[-count])
-            order = row[found].argsort()[: -count - 1 : -1]
-        at = found[order]
+            found = (row >= best_of[-count]).nonzero()[0]
+            at = found[row[found].argsort()[: -count - 1 : -1]]
         values.append(row[at].tolist())
         places.append(at.tolist())
     return values, places

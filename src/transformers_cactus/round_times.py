@@ -11,6 +11,9 @@ from collections.abc import Iterable
 REMEMBERED = 15
 """Rounds of one block length whose times count."""
 
+TOLERANCE = 0.01
+"""Share of a median that it has to move by for the line to be drawn anew."""
+
 
 class RoundTimes:
     """Medians of what was measured, and a line through them for lengths above 0.
@@ -27,10 +30,14 @@ class RoundTimes:
 
     def add(self, length: int, seconds: float) -> None:
         """Adds a round."""
-        self._seconds[length].append(seconds)
+        seen = self._seconds[length]
+        known = len(seen) == REMEMBERED
+        seen.append(seconds)
         # The lower one of two: what disturbs a round only makes it longer.
-        self._medians[length] = statistics.median_low(self._seconds[length])
-        self._line = None
+        median = statistics.median_low(seen)
+        if known and abs(median - self._medians[length]) <= TOLERANCE * median:
+            return
+        self._medians[length], self._line = median, None
 
     def __contains__(self, length: int) -> bool:
         return length in self._seconds

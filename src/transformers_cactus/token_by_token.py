@@ -14,6 +14,7 @@ from .drafting import Block, Drafter
 from .processing import BlockProcessor, Processed, to_vocabulary
 from .sequences import Sequences
 from .truncation import Kept
+from .uniforms import Uniforms
 from .verification import FEW, sample, sample_row
 
 
@@ -24,7 +25,7 @@ class TokenByTokenDrafter(Drafter):
         processor ([`BlockProcessor`]): The call's logits processors: the draft is warped once, as the verifier is, and
             its scores are kept as its tokens were sampled from them.
         vocab_size (`int`): The verifier's. Tokens beyond it are never drafted.
-        do_sample (`bool`): Whether to sample, or to take the most probable token.
+        uniforms ([`Uniforms`] or `None`): Random numbers to sample with; `None` to take the most probable token.
         confidence_threshold (`float`): A row's block ends behind a token whose probability was below it. 0 for never.
             Costs a host synchronisation per drafted token.
         goes_on (callable, *optional*): [`BlockLength.goes_on`], asked after each drafted token but the last. Costs the
@@ -37,14 +38,14 @@ class TokenByTokenDrafter(Drafter):
         processor: BlockProcessor,
         vocab_size: int,
         *,
-        do_sample: bool,
+        uniforms: Uniforms | None,
         confidence_threshold: float = 0.0,
         goes_on: Callable[[Sequence[Sequence[float]]], bool] | None = None,
         copier: Copier | None = None,
     ):
         self.processor = processor
         self.vocab_size = vocab_size
-        self.do_sample = do_sample
+        self.uniforms = uniforms
         self.confidence_threshold = confidence_threshold
         self.goes_on = goes_on
         self.copier = copier
@@ -65,7 +66,6 @@ class TokenByTokenDrafter(Drafter):
         scores: list[Processed] = []
         lengths = [count] * batch
         probabilities: list[list[float]] = []
-        uniforms = torch.rand(count, batch, device=device).unbind() if self.do_sample else [None] * count
         self._fed = 0
         copies = None if self.copier is None else self.copier.find(sequences, count)
         logits = self._first_logits(sequences)
@@ -74,7 +74,7 @@ class TokenByTokenDrafter(Drafter):
             processed = self.processor(logits, sequences, first=step)
             if copies is not None:
                 processed = copies.mixed(processed, step)
-            tokens.append(_choose(processed, uniforms[step]))
+            tokens.append(_choose(processed, self.uniforms))
             if copies is not None:
                 copies.drafted(tokens[-1])
             scores.append(processed)
@@ -91,25 +91,22 @@ class TokenByTokenDrafter(Drafter):
                 logits = self._next_logits(tokens[-1])
                 self._fed += 1
         lengths = [min(length, len(tokens)) for length in lengths]
-        return Block(torch.cat(tokens, dim=1), Processed.joined(scores) if self.do_sample else None, lengths)
+        return Block(torch.cat(tokens, dim=1), Processed.joined(scores) if self.uniforms else None, lengths)
 
 
-def _choose(processed: Processed, uniforms: Tensor | None) -> Tensor:
+def _choose(processed: Processed, uniforms: Uniforms | None) -> Tensor:
     """The next token of each row, `[batch, 1]`: sampled, or without random numbers the most probable one."""
     if uniforms is None:
         return processed.scores.argmax(-1)
     if processed.kept is None:
-        return sample(processed.scores[:, 0].softmax(-1), uniforms)[:, None]
-    if _is_few(processed.kept):
-        drawn = [
-            [tokens[sample_row(weights, uniform)]]
-            for tokens, weights, uniform in zip(
-                processed.kept.token_rows, processed.kept.weight_rows, uniforms.tolist(), strict=True
-            )
-        ]
-        return torch.tensor(drawn)
-    tokens, scores = processed.kept.tokens, processed.kept.scores
-    return tokens[:, 0].gather(-1, sample(scores[:, 0].softmax(-1), uniforms)[:, None])
+        probs = processed.scores[:, 0].softmax(-1)
+        return sample(probs, torch.rand(len(probs), device=probs.device))[:, None]
+    kept = processed.kept
+    if not _is_few(kept):
+        probs = kept.scores[:, 0].softmax(-1)
+        return kept.tokens[:, 0].gather(-1, sample(probs, torch.rand(len(probs), device=probs.device))[:, None])
+    rows = zip(kept.token_rows, kept.weight_rows, uniforms.take(kept.shape[0]), strict=True)
+    return torch.tensor([[tokens[sample_row(weights, uniform)]] for tokens, weights, uniform in rows])
 
 
 def _probabilities(processed: Processed, tokens: Tensor) -> list[float]:

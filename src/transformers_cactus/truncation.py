@@ -18,6 +18,9 @@ from .largest import largest
 TIES = 8
 """Tokens looked at beyond the k-th, so that tokens tied with it are kept, as top-k keeps them."""
 
+Left = tuple[list[float], list[float]]
+"""Scores and weights of the tokens that truncation has left of a row."""
+
 
 class Kept:
     """The few tokens of each position that truncation may have left; all others have the score `-inf`.
@@ -62,7 +65,7 @@ class Kept:
             [row for part, rows in here for row in part.score_rows[rows]],
             (batch, sum(part.shape[1] for part in parts), kept),
         )
-        whole._weight_rows = [row for part, rows in here for row in part.weight_rows[rows]]
+        whole.weight_rows = [row for part, rows in here for row in part.weight_rows[rows]]
         return whole
 
     @property
@@ -100,6 +103,10 @@ class Kept:
             self._weight_rows = list(map(_weights, self.score_rows))
         return self._weight_rows
 
+    @weight_rows.setter
+    def weight_rows(self, weights: list[list[float]]) -> None:
+        self._weight_rows = weights
+
     def at(self, place: int) -> tuple[list[int], list[float]]:
         """Tokens and weights of one position, counted over all leading dimensions. Waits for the device."""
         return self.token_rows[place], self.weight_rows[place]
@@ -122,10 +129,8 @@ class KeptOnDemand:
         """See [`Kept.at`]. Where the scores are no distribution the weights are NaN."""
         if place not in self._found:
             here = self._scores[place : place + 1]
-            (tokens,), (scores,) = self._truncation.rows(here)
-            if scores is None:
-                tokens, scores = self._warped(here)
-            self._found[place] = tokens, _weights(scores)
+            (tokens,), (left,) = self._truncation.rows(here)
+            self._found[place] = self._warped(here) if left is None else (tokens[: len(left[1])], left[1])
         return self._found[place]
 
     def _warped(self, scores: Tensor) -> tuple[list[int], list[float]]:
@@ -135,7 +140,7 @@ class KeptOnDemand:
         left = warped[tokens]
         if not len(left) or not bool(left.isfinite().all()):
             return [0], [math.nan]
-        return tokens.tolist(), left.tolist()
+        return tokens.tolist(), _weights(left.tolist())
 
 
 def _weights(scores: Sequence[float]) -> list[float]:
@@ -194,49 +199,62 @@ class Truncation(LogitsProcessor):
             return None
         tokens, rows = self.rows(scores.reshape(-1, scores.shape[-1]))
         known = [row for row in rows if row is not None]
-        return Kept(tokens, known, (*scores.shape[:-1], self.most)) if len(known) == len(rows) else None
+        if len(known) < len(rows):
+            return None
+        cut = [self.most - len(left) for left, _ in known]
+        kept = Kept(
+            tokens,
+            [left + [-math.inf] * places for (left, _), places in zip(known, cut, strict=True)],
+            (*scores.shape[:-1], self.most),
+        )
+        kept.weight_rows = [weights + [0.0] * places for (_, weights), places in zip(known, cut, strict=True)]
+        return kept
 
     def can_list(self, scores: Tensor) -> bool:
         """Whether `rows` may be asked."""
         return scores.device.type == "cpu" and self.most < scores.shape[-1]
 
-    def rows(self, scores: Tensor) -> tuple[list[list[int]], list[list[float] | None]]:
-        """The tokens of each row that may be left, and their scores, `None` where the warpers have to run.
+    def rows(self, scores: Tensor) -> tuple[list[list[int]], list[Left | None]]:
+        """The largest of each row, and what the warpers leave of them.
 
         Args:
             scores (`torch.Tensor` of shape `[rows, vocab]`): Scores.
+
+        Returns:
+            The tokens of each row in descending order of their scores, `most` of them. Of the first few, which are
+            left: their scores after the warpers, and weights as in `Kept.weight_rows`; `None` as in `truncate`.
         """
         values, tokens = largest(scores, self.most)
         # So few numbers take less time in Python than one operation of PyTorch does.
         return tokens, [self._cut(row) for row in values]
 
-    def _cut(self, values: list[float]) -> list[float] | None:
-        """The scores of one row after the warpers, `-inf` for tokens that are cut off; `None` as in `truncate`."""
-        kept = self.top_k.top_k
-        smallest = values[kept - 1]
+    def _cut(self, values: list[float]) -> Left | None:
+        count = self.top_k.top_k
+        smallest = values[count - 1]
         if not (values[-1] < smallest and values[0] < math.inf):
             return None
-        while values[kept] == smallest:
-            kept += 1
+        while values[count] == smallest:
+            count += 1
+        left = values[:count]
         if self.temperature is not None:
             temperature = self.temperature.temperature
-            values = [value / temperature for value in values[:kept]]
+            left = [value / temperature for value in left]
+        weights = _weights(left)
         if self.top_p is not None:
-            kept = self._nucleus(values[:kept])
-        return values[:kept] + [-math.inf] * (self.most - kept)
+            count = self._nucleus(weights)
+        return left[:count], weights[:count]
 
-    def _nucleus(self, values: list[float]) -> int:
-        """How many of some descending scores top-p keeps."""
+    def _nucleus(self, weights: list[float]) -> int:
+        """How many tokens of some descending weights top-p keeps."""
         assert self.top_p is not None
-        weights = _weights(values)
         # As top-p does it: from the least probable token on, while their sum is at most 1 - top_p.
-        spare, kept = (1 - self.top_p.top_p) * sum(weights), len(weights)
-        while kept > self.top_p.min_tokens_to_keep:
-            spare -= weights[kept - 1]
+        spare, count = (1 - self.top_p.top_p) * sum(weights), len(weights)
+        while count > self.top_p.min_tokens_to_keep:
+            spare -= weights[count - 1]
             if spare < 0:
                 break
-            kept -= 1
-        return kept
+            count -= 1
+        return count
 
 
 def fused(processors: list[LogitsProcessor]) -> list[LogitsProcessor]:

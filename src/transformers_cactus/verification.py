@@ -12,7 +12,6 @@ from torch import Tensor
 
 from . import divergences
 from .acceptance import AcceptanceRule, Speculative
-from .decided import Decided
 from .fused_verification import fusable, fused_next_token, fused_rows
 from .rows import Rows, widest_float
 
@@ -42,8 +41,6 @@ class Verification(NamedTuple):
     invalid: Tensor
     """Per sequence, `[batch]`: 0, or 1 or 2 where the verifier's or the draft's scores at position `accepted` are NaN,
     infinite or all `-inf`. `next_token` then means nothing."""
-    decided: Decided | None = None
-    """The same as Python numbers, where it was decided in these."""
 
     def raise_if_invalid(self) -> None:
         """Raises where a model's scores were no distribution. Waits for the device.
