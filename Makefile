@@ -60,7 +60,7 @@ docs: $(VENV)/.docs-ready
 # Sizes for two slow cores: on a faster machine, give each command more repetitions. `[!o]*` are all but ours.
 COMPARE := $(BIN)/python -m benchmarks.compare
 # transformers' assisted generation with its best block, economize if it is installed, and the ends of ours.
-MAIN    := '[te]*[dn], *block*' 'ours, delta 0, constant' 'ours, delta 0, *copying' \
+MAIN    := '[te]*[dn], *block*' '*static*' 'ours, delta 0, constant' 'ours, delta 0, *copying' \
 	'ours, delta 0.75, constant' 'ours, delta 0.75, *copying'
 BATCHED := --new-tokens 32 --systems '[eo]*[n0], *[4t]' 'ours, delta 0, adaptive' \
 	'ours, delta 0.75, [ac]*[et]'

@@ -76,8 +76,8 @@ class ForwardTimer:
         ]
 
     def seconds(self, name: str) -> list[float]:
-        """Of each forward. Waits for the device."""
-        return [_elapsed(start, end) for start, end in self._marks[name]]
+        """Of each forward; none of a model that is not watched. Waits for the device."""
+        return [_elapsed(start, end) for start, end in self._marks.get(name, [])]
 
 
 def _mark(model: PreTrainedModel) -> Any:

@@ -110,9 +110,10 @@ def against_transformers(document: Document) -> str | None:
     speeds, bounds = [], []
     for draft, runs in ours.items():
         ratio = Spread.of([_speed(run) / theirs[run["repetition"]] for run in runs])
-        bound = Spread.of([run["tokens"] / run["forwards"] / theirs[run["repetition"]] for run in runs])
         speeds.append(f"{ratio.show(2)} with {draft} blocks")
-        bounds.append(f"{bound.median:.2f}")
+        # Nothing is known of forwards that are compiled.
+        within = [run["tokens"] / run["forwards"] / theirs[run["repetition"]] for run in runs if run["forwards"]]
+        bounds.append(f"{Spread.of(within).median:.2f}" if within else "–")
     return (
         f"Over transformers' assisted generation with that block, lossless against lossless: {', '.join(speeds)}. "
         f"If nothing of ours took time but the forwards: {', '.join(bounds)}."

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import CompileConfig, PreTrainedModel
 
 import transformers_cactus
 from transformers_cactus import AcceptanceStatistics, Sampling
@@ -22,6 +22,7 @@ from transformers_cactus.demo import Pair
 from . import peers
 
 ALONE = "verifier alone"
+ALONE_COMPILED = "verifier alone, static cache, compiled"
 ENSEMBLE_WEIGHT = 0.8
 """Of the verifier in transformers' ensemble. Accepts about as much as Cactus with delta 1 in docs/sweep."""
 CONSTANT_BLOCK = "transformers, assisted, constant block"
@@ -38,6 +39,11 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "constant": {"num_assistant_tokens_schedule": "constant"},
     "adaptive": {"num_assistant_tokens_schedule": "adaptive"},
     "adaptive + copying": {"num_assistant_tokens_schedule": "adaptive", "prompt_lookup_num_tokens": 16},
+    "compiled + adaptive + copying": {
+        "cactus_compile": True,
+        "num_assistant_tokens_schedule": "adaptive",
+        "prompt_lookup_num_tokens": 16,
+    },
 }
 """How our drafts are made, as options of a call."""
 
@@ -54,6 +60,8 @@ class System:
     """Writes this many tokens for each prompt; what it returns counts for peers only, see [`peers.Written`]."""
     statistics: Callable[[Inputs, int], AcceptanceStatistics] | None = None
     """The same with what it accepts and spends, which takes time of its own; `None` for systems that do not know."""
+    compiled: bool = False
+    """Whether its forwards are compiled: then nothing may watch them, and they are warmed up for longer."""
 
 
 def systems_for(pair: Pair, sampling: Sampling, block: int, constant_block: int, batch: int) -> list[System]:
@@ -70,7 +78,11 @@ def systems_for(pair: Pair, sampling: Sampling, block: int, constant_block: int,
     def alone(inputs: Inputs, new_tokens: int) -> Any:
         return pair.verifier.generate(**inputs, **sampling.options, max_new_tokens=new_tokens)
 
-    systems = [System(ALONE, alone)]
+    def alone_compiled(inputs: Inputs, new_tokens: int) -> Any:
+        options = {**sampling.options, "cache_implementation": "static", "compile_config": compile_everywhere()}
+        return pair.verifier.generate(**inputs, **options, max_new_tokens=new_tokens)
+
+    systems = [System(ALONE, alone), System(ALONE_COMPILED, alone_compiled, compiled=True)]
     if batch == 1:
         best = draft_with(pair.draft, num_assistant_tokens=constant_block, **CONSTANT)
         systems += [
@@ -84,6 +96,13 @@ def systems_for(pair: Pair, sampling: Sampling, block: int, constant_block: int,
         for rule, options in RULES.items()
         for draft, drafting in DRAFTS.items()
     ]
+
+
+def compile_everywhere() -> CompileConfig:
+    """transformers compiles what `generate` runs on GPUs only, unless it is told so."""
+    config = CompileConfig()
+    config._compile_all_devices = True
+    return config
 
 
 CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
@@ -129,7 +148,7 @@ def ours(pair: Pair, sampling: Sampling, name: str, block: int, **options: Any) 
     def statistics(inputs: Inputs, new_tokens: int) -> AcceptanceStatistics:
         return call(inputs, new_tokens, return_dict_in_generate=True, cactus_certificate=True).acceptance
 
-    return System(name, call, statistics)
+    return System(name, call, statistics, compiled=bool(options.get("cactus_compile")))
 
 
 def chosen(systems: Sequence[System], patterns: Sequence[str] | None) -> list[System]:

@@ -163,7 +163,7 @@ class _FastLoop:
         self.block_length = self._block_length(len(prompt_lengths))
         self.round_started = time.perf_counter()
         width = call.num_assistant_tokens + 1
-        # Blocks of many lengths are padded to few widths.
+        # Adaptive blocks, of many lengths, are padded to few widths.
         least = 1 if call.schedule == "adaptive" else width
         self.compiled = self._compiled(model, least, max(width, WIDEST_COMPILED))
         self.compiled_draft = self._compiled(call.assistant_model, 1, 2)
@@ -427,9 +427,10 @@ class _FastLoop:
         return CompiledForward(model, least, most, capacity)
 
     def _acceptance_depends_on(self) -> str:
-        """What a pair of models accepts under, besides the text: the rule, and whether the draft copies."""
-        rule = self.call.rule
-        return f"{rule if rule.batch_size is None else type(rule).__name__} {bool(self.call.prompt_lookup_num_tokens)}"
+        """What a pair's acceptance and times depend on, besides the text: the rule, and how it drafts and runs."""
+        rule, call = self.call.rule, self.call
+        name = rule if rule.batch_size is None else type(rule).__name__
+        return f"{name} {bool(call.prompt_lookup_num_tokens)} {call.options.compile}"
 
     def _block_length(self, rows: int) -> BlockLength:
         call = self.call

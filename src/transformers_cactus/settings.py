@@ -90,7 +90,7 @@ class CallSettings:
 
         That has the clock decide. So blocks are constant where nobody asks for it and it would do harm: where one of
         `DRAFT_SETTINGS` says something of them, where PyTorch is to use deterministic algorithms, where several
-        processes have to stay in step, and in compiled forwards, which have as many positions as the longest block.
+        processes have to stay in step, and in compiled forwards, of which adaptive blocks need several.
         """
         said = {name: self.draft_setting(name) for name in DRAFT_SETTINGS}
         if said["num_assistant_tokens_schedule"] is not None:
