@@ -19,7 +19,7 @@ from transformers_cactus.experience import TRY_AFTER, Experience, experience_of
 from transformers_cactus.round_times import RoundTimes
 from transformers_cactus.settings import CallSettings
 
-LOSSLESS = "Speculative() False"
+LOSSLESS = "Speculative() False False"
 """What the lossless calls here have their experience under."""
 
 LONGEST = 16
@@ -200,7 +200,9 @@ def test_each_rule_has_an_experience_of_its_own():
     for options in ({"cactus_delta": 0.5}, {"cactus_delta": 0.5, "prompt_lookup_num_tokens": 4}):
         fast(verifier, tiny_models.prompts([7]), max_new_tokens=20, **adaptive, **options)
     assert experience_of(verifier, draft, LOSSLESS).rounds == 0
-    assert all(experience_of(verifier, draft, f"Cactus(delta=0.5) {copies}").rounds > 0 for copies in (False, True))
+    assert all(
+        experience_of(verifier, draft, f"Cactus(delta=0.5) {copies} False").rounds > 0 for copies in (False, True)
+    )
 
 
 def test_texts_too_short_to_learn_from():
