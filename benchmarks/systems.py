@@ -148,7 +148,9 @@ def ours(pair: Pair, sampling: Sampling, name: str, block: int, **options: Any) 
     def statistics(inputs: Inputs, new_tokens: int) -> AcceptanceStatistics:
         return call(inputs, new_tokens, return_dict_in_generate=True, cactus_certificate=True).acceptance
 
-    return System(name, call, statistics, compiled=bool(options.get("cactus_compile")))
+    # Compiled or not, it accepts and spends the same: in batches, for statistics, it would be compiled many times anew.
+    compiled = bool(options.get("cactus_compile"))
+    return System(name, call, None if compiled else statistics, compiled)
 
 
 def chosen(systems: Sequence[System], patterns: Sequence[str] | None) -> list[System]:
