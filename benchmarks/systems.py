@@ -148,7 +148,7 @@ def ours(pair: Pair, sampling: Sampling, name: str, block: int, **options: Any) 
     def statistics(inputs: Inputs, new_tokens: int) -> AcceptanceStatistics:
         return call(inputs, new_tokens, return_dict_in_generate=True, cactus_certificate=True).acceptance
 
-    # Compiled or not, it accepts and spends the same: in batches, for statistics, it would be compiled many times anew.
+    # Compiled or not, it accepts and spends the same, and a batch of its own would be compiled for minutes.
     compiled = bool(options.get("cactus_compile"))
     return System(name, call, None if compiled else statistics, compiled)
 
