@@ -270,3 +270,18 @@ def test_rules_are_immutable_values(rule):
 def test_parameter_errors(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_a_rule_with_a_gamma_of_its_own_has_it_for_single_numbers_too():
+    class Halved(Cactus):
+        def gamma(self, q_n):
+            return (super().gamma(q_n) + q_n) / 2
+
+    class Same(Cactus):
+        pass
+
+    q_n = torch.tensor([0.0, 1e-6, 0.2, 0.7, 1.0], dtype=torch.float64)
+    for rule in (Halved(0.5), Same(0.5), Cactus(0.5), Cactus(math.inf), CactusExact(0.5), Speculative()):
+        alone = torch.tensor([rule.gamma_of(value) for value in q_n.tolist()], dtype=torch.float64)
+        torch.testing.assert_close(alone, rule.gamma(q_n), rtol=1e-12, atol=1e-12)
+    assert Halved(0.5).gamma_of(0.2) < Cactus(0.5).gamma_of(0.2)

@@ -143,6 +143,12 @@ class GammaRule(AcceptanceRule):
             `torch.Tensor` like `q_n`, in [q_n, 1]; 0 where `q_n` is 0, so that what the verifier excludes stays out.
         """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # Who says another gamma must not inherit a short cut to the old one.
+        if "gamma" in vars(cls) and "gamma_of" not in vars(cls):
+            cls.gamma_of = GammaRule.gamma_of  # type: ignore[method-assign]
+
     def gamma_of(self, q_n: float) -> float:
         """`gamma` of one probability, for a rule whose parameters hold for all sequences. In float64."""
         return self.gamma(torch.tensor([q_n], dtype=torch.float64)).item()
